@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+# The one place where it is written how the environment is made and what the checks are. noxfile.py and ci/run call
+# this file. Second runs are instant: stamps in $(VENV) say what has been done.
+#
+# Variables, for the command line:
+#   PYTHON   interpreter to build .venv with (default: the first usable of python3.11, 3.12, 3.13, 3.10, python3)
+#   TORCH    what pip installs as torch (default torch==2.13.0); empty: install none, and leave its tests out
+#   ARGS     more arguments for pytest, e.g. make pytest ARGS="tests/catalog -k header"
+#   BIN      folder of an environment that is ready made; nothing is installed then
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VENV ?= .venv
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
+  "$$p" -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { command -v "$$p"; break; }; done)
+TORCH ?= torch==2.13.0
+ARGS ?=
+, := ,
+DEMO_RELEASE ?= 0.16.1
+
+ifdef BIN
+READY :=
+else
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+endif
+TORCH_STAMP := $(VENV)/.$(if $(TORCH),$(subst $() ,-,$(subst /,-,$(TORCH))),no-torch)
+QUIET := $(if $(MAKE_TERMOUT),,--quiet)
+PIP = $(BIN)/python -m pip --disable-pip-version-check install $(QUIET)
+NEEDS_TORCH := tests/proofs tests/fixes tests/gpu
+RELEASE_TREE := $(VENV)/releases/$(DEMO_RELEASE)
+
+.PHONY: help setup test lint format ruff types imports pytest demo clean
+
+help: ## what can be made
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+setup: $(READY) ## make .venv with all that the checks and the demo need
+
+test: lint pytest ## all checks: what the gate runs
+
+lint: ruff types imports ## ruff, mypy and the import contracts
+
+pytest: $(READY) ## the tests alone; ARGS="…" is passed on
+	@echo "== pytest"
+	@ignore=(); \
+	if ! $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)'; then \
+	  echo "torch is not installed: leaving out $(NEEDS_TORCH)"; ignore=($(NEEDS_TORCH:%=--ignore=%)); \
+	fi; \
+	$(BIN)/python -m pytest "$${ignore[@]}" --durations=10 --durations-min=1 $(ARGS)
+
+ruff: $(READY)
+	@echo "== ruff check"
+	@$(BIN)/python -m ruff check --quiet .
+	@echo "== ruff format --check"
+	@$(BIN)/python -m ruff format --check --quiet .
+
+types: $(READY)
+	@echo "== mypy"
+	@$(BIN)/python -m mypy
+
+imports: $(READY)
+	@echo "== lint-imports"
+	@$(BIN)/lint-imports --no-logo
+
+format: $(READY) ## let ruff rewrite what it can
+	@$(BIN)/python -m ruff format .
+	@$(BIN)/python -m ruff check --fix .
+
+demo: $(READY) $(RELEASE_TREE)/.ready ## scan a Megatron release, then show its defects and their absence
+	@echo "== megatron-fixes scan (megatron-core $(DEMO_RELEASE))"
+	@$(BIN)/megatron-fixes scan $(RELEASE_TREE)
+	@echo "== megatron-fixes prove (megatron-core $(DEMO_RELEASE))"
+	@$(BIN)/megatron-fixes prove --release $(DEMO_RELEASE)
+
+clean: ## remove .venv and everything that tools have left
+	@rm -rf $(VENV) .nox build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+$(VENV)/.python:
+	@[[ -n "$(PYTHON)" ]] || { echo "make: found no Python >= 3.10 with venv; name one: make PYTHON=…" >&2; exit 2; }
+	@echo "== $(VENV): environment of $$($(PYTHON) --version), $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(TORCH_STAMP): $(VENV)/.python
+	@echo "== $(VENV): $(or $(TORCH),no torch)"
+	@$(if $(TORCH),$(PIP) "$(TORCH)" numpy,true)
+	@touch $@
+
+$(VENV)/.ready: pyproject.toml setup.py megatron_fixes/__init__.py $(TORCH_STAMP)
+	@echo "== $(VENV): megatron-fixes and its tools"
+	@$(PIP) --editable ".[test,lint$(if $(TORCH),$(,)prove)]"
+	@touch $@
+
+$(RELEASE_TREE)/.ready: | $(READY)
+	@echo "== $(RELEASE_TREE): megatron-core $(DEMO_RELEASE) from the package index"
+	@rm -rf $(@D) && mkdir -p $(@D)
+	@$(BIN)/python -m pip --disable-pip-version-check download $(QUIET) --no-deps --only-binary=:all: \
+	  --python-version 3.11 --dest $(@D)/wheel "megatron-core==$(DEMO_RELEASE)"
+	@$(BIN)/python -m zipfile -e $(@D)/wheel/*.whl $(@D)
+	@touch $@

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks in fresh environments, one a session; what each check is stands in the Makefile.
+
+``nox`` runs lint, types and the tests that need no torch on every Python that is at hand. ``nox -s tests_torch`` and
+``nox -s prove`` need torch, whose plain name may mean a build of several GB: TORCH in the environment names the
+requirement, as in the Makefile. ``nox -s "prove-3.11(release='0.16.1')"`` proves one release of compat_matrix.yaml.
+"""
+
+# /// script
+# dependencies = ["nox>=2025.2.9", "PyYAML>=6"]
+# ///
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import nox
+
+try:
+    import yaml
+except ImportError:
+    yaml = None
+
+ROOT = Path(__file__).resolve().parent
+PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
+TORCH_PYTHON = "3.11"
+TORCH = os.environ.get("TORCH", "torch==2.13.0")
+
+nox.needs_version = ">=2025.2.9"
+nox.options.sessions = ["lint", "types", "tests_core"]
+nox.options.error_on_missing_interpreters = "CI" in os.environ
+nox.options.reuse_venv = "yes"
+
+
+def releases() -> list[str]:
+    """Return the releases that the matrix names; none where PyYAML or the matrix isn't there."""
+    matrix = ROOT / "compat_matrix.yaml"
+    if yaml is None or not matrix.is_file():
+        return []
+    return [str(release) for release in (yaml.safe_load(matrix.read_text(encoding="utf-8")) or {}).get("releases", ())]
+
+
+def make(session: nox.Session, *targets: str, **variables: str) -> None:
+    """Run Makefile targets with this session's environment instead of .venv."""
+    settings = {"BIN": session.bin, "ARGS": " ".join(session.posargs), **variables}
+    session.run("make", *targets, *(f"{name}={value}" for name, value in settings.items()), external=True)
+
+
+def install_torch(session: nox.Session) -> None:
+    if TORCH:
+        session.install(TORCH, "numpy")
+
+
+@nox.session(python=TORCH_PYTHON)
+def lint(session: nox.Session) -> None:
+    """Style, format and import contracts."""
+    session.install("--editable", ".[lint]")
+    make(session, "ruff", "imports")
+
+
+@nox.session(python=TORCH_PYTHON)
+def types(session: nox.Session) -> None:
+    """Static types."""
+    session.install("--editable", ".[lint]")
+    make(session, "types")
+
+
+@nox.session(python=PYTHONS)
+def tests_core(session: nox.Session) -> None:
+    """All tests that need no torch."""
+    session.install("--editable", ".[test,lint]")
+    make(session, "pytest")
+
+
+@nox.session(python=TORCH_PYTHON)
+def tests_torch(session: nox.Session) -> None:
+    """All tests."""
+    install_torch(session)
+    session.install("--editable", ".[test,lint,prove]")
+    make(session, "pytest")
+
+
+@nox.session(python=TORCH_PYTHON)
+@nox.parametrize("release", releases())
+def prove(session: nox.Session, release: str) -> None:
+    """Each fix's proof on one release of Megatron: present before, gone after."""
+    install_torch(session)
+    session.install("--editable", ".[prove]")
+    session.run("megatron-fixes", "prove", "--release", release, *session.posargs)
