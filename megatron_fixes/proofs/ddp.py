@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real Megatron-LM DistributedDataParallel on small modules, and the comparison with an independent reference.
+
+The reference is plain autograd in float64 over the data of *all* data-parallel ranks, computed on each rank by
+itself: no process group, no Megatron code. What is compared is what the distributed optimizer reads:
+the rank's own shard of each gradient bucket.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.transformer import TransformerConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+# fp32 sums of a handful of terms against float64: far above rounding, far below any defect shown here.
+RELATIVE_TOLERANCE = 1e-4
+
+
+def transformer_config(**changes: Any) -> TransformerConfig:
+    """The smallest config that DDP and the schedules accept; fp32."""
+    return TransformerConfig(**{"num_layers": 1, "hidden_size": 8, "num_attention_heads": 1, **changes})
+
+
+def wrap(module: torch.nn.Module, config: TransformerConfig, *, instances: int, bucket_size: int | None) -> Any:
+    """Real DDP with distributed optimizer and overlapped gradient reduction.
+
+    Args:
+        module: Parameters fp32; kept and modified by DDP (parameters move into its buffer).
+        config: As from ``transformer_config``.
+        instances: Distributed-optimizer instances; the data-parallel size is a multiple of it.
+        bucket_size: Elements after which a bucket closes; None for one bucket.
+    """
+    ddp_config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=True,
+        use_distributed_optimizer=True,
+        num_distributed_optimizer_instances=instances,
+        bucket_size=bucket_size,
+    )
+    return DistributedDataParallel(config, ddp_config, module)
+
+
+def reference_gradients(
+    module: torch.nn.Module, losses: Iterable[Callable[[torch.nn.Module], torch.Tensor]]
+) -> dict[str, torch.Tensor]:
+    """Mean gradient over several losses by plain autograd in float64.
+
+    Args:
+        module: Read only; copied before DDP touches it or after, the values are the same.
+        losses: Each takes the float64 copy and returns a float64 scalar, shape ``()``.
+
+    Returns:
+        Parameter name to gradient, float64, the parameter's shape, on the module's device.
+    """
+    plain = copy.deepcopy(module).double()
+    for parameter in plain.parameters():
+        parameter.grad = None
+    total = 0
+    for loss in losses:
+        loss(plain).backward()
+        total += 1
+    return {
+        name: torch.zeros_like(p) if p.grad is None else p.grad / total for name, p in plain.named_parameters()
+    }
+
+
+def compare(ddp: Any, expected: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Compare this rank's own shard of every gradient bucket with the reference.
+
+    Args:
+        ddp: As from ``wrap``, after ``finish_grad_sync``; its gradient buffers are read.
+        expected: As from ``reference_gradients``, for the wrapped module's parameter names.
+
+    Returns:
+        ``wrong`` and ``elements`` (counts), and for the worst element ``got`` and ``expected`` (floats).
+    """
+    names = {parameter: name for name, parameter in ddp.module.named_parameters()}
+    report: dict[str, Any] = {"wrong": 0, "elements": 0, "got": None, "expected": None}
+    worst_error = -1.0
+    for group in ddp.bucket_groups:
+        shards, shard = (
+            group.intra_distributed_optimizer_instance_size,
+            group.intra_distributed_optimizer_instance_rank,
+        )
+        for bucket in group.buckets:
+            flat = bucket.grad_data.view(-1)
+            want = torch.zeros_like(flat, dtype=torch.float64)
+            used = torch.zeros_like(flat, dtype=torch.bool)
+            for parameter in bucket.params_list:
+                start = parameter.main_grad.storage_offset() - flat.storage_offset()
+                end = start + parameter.numel()
+                want[start:end] = expected[names[parameter]].reshape(-1)
+                used[start:end] = True
+            length = flat.numel() // shards
+            own = slice(shard * length, (shard + 1) * length)
+            got, want, used = flat[own].double(), want[own], used[own]
+            error = ((got - want).abs() * used).nan_to_num(nan=torch.inf)
+            allowed = RELATIVE_TOLERANCE * max(want.abs().max().item(), 1e-6)
+            report["wrong"] += int((error > allowed).sum())
+            report["elements"] += int(used.sum())
+            if used.any() and error.max().item() > worst_error:
+                at = int(error.argmax())
+                worst_error = error.max().item()
+                report["got"], report["expected"] = got[at].item(), want[at].item()
+    return report

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proof of MF0003: with several distributed-optimizer instances, a bucket group is reduced twice.
+
+Guards: after one training step each rank's gradient shard equals the mean gradient over all data-parallel ranks.
+
+* ``ddp``: DDP alone, 4 ranks as 2 instances x 2 shards, dispatched as the pipeline schedules do it (backward
+  under ``no_sync``, then ``start_grad_sync``), in four situations a step can start from.
+* ``pipeline``: the real 1F1B schedule with the real ``finalize_model_grads``, 8 ranks as 2 stages x 4 data-parallel.
+
+Shard size 1 hides the defect (averaging twice an average changes nothing), hence 2 shards. Not covered: the
+interleaved schedule, which dispatches through the same two calls.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.enums import ModelType
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from megatron_fixes.proofs.ddp import compare, reference_gradients, transformer_config, wrap
+from megatron_fixes.proofs.proof import Case, Judgement, Proof, wrong_elements
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+HIDDEN, BATCH, MICROBATCHES, STAGES = 8, 2, 4, 2
+DDP_STEPS = ("first", "next", "after an abandoned step", "buffers zeroed by hand")
+
+
+def _stage(number: int) -> torch.nn.Linear:
+    torch.manual_seed(100 + number)
+    return torch.nn.Linear(HIDDEN, HIDDEN)
+
+
+def _data(dp_rank: int, microbatch: int = 0, step: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(10_000 * step + 100 * dp_rank + microbatch)
+    return torch.randn(BATCH, 1, HIDDEN, generator=generator)
+
+
+def _loss(module: torch.nn.Module, data: torch.Tensor) -> torch.Tensor:
+    return module(data.to(next(module.parameters()))).square().mean()
+
+
+def _ddp_alone(rank: int) -> dict[str, Any]:
+    parallel_state.initialize_model_parallel(num_distributed_optimizer_instances=2)
+    ranks = parallel_state.get_data_parallel_world_size()
+    ddp = wrap(_stage(0), transformer_config(), instances=2, bucket_size=None)
+
+    def backward(step: int) -> None:
+        with ddp.no_sync():
+            _loss(ddp, _data(rank, step=step)).backward()
+        ddp.start_grad_sync()
+
+    steps = {}
+    for number, name in enumerate(DDP_STEPS):
+        if name == "buffers zeroed by hand":
+            for buffer in ddp.buffers:
+                buffer.reset()
+        elif name != "first":
+            ddp.zero_grad_buffer()
+        if name == "after an abandoned step":
+            backward(step=100)
+            ddp.zero_grad_buffer()
+        backward(number)
+        ddp.finish_grad_sync()
+        losses = [partial(_loss, data=_data(peer, step=number)) for peer in range(ranks)]
+        steps[name] = compare(ddp, reference_gradients(ddp.module, losses))
+    return {"steps": steps}
+
+
+class _Stage(torch.nn.Module):
+    """One pipeline stage with what the schedules and ``finalize_model_grads`` ask of a model."""
+
+    model_type = ModelType.encoder_or_decoder
+    share_embeddings_and_output_weights = False
+    vp_stage = None
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.pre_process = number == 0
+        self.post_process = number == STAGES - 1
+        self.layer = _stage(number)
+        self.input_tensor: torch.Tensor | None = None
+
+    def set_input_tensor(self, tensor: Any) -> None:
+        self.input_tensor = tensor[0] if isinstance(tensor, list) else tensor
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        value = data if self.pre_process else self.input_tensor
+        assert value is not None
+        output: torch.Tensor = self.layer(value)
+        return output
+
+
+def _forward_step(data: Iterator[torch.Tensor], model: torch.nn.Module) -> tuple[torch.Tensor, Any]:
+    def loss(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        value = output.square().mean()
+        return value, {"loss": value.detach()}
+
+    return model(next(data)), loss
+
+
+def _pipeline_reference(dp_ranks: int, step: int) -> dict[str, torch.Tensor]:
+    def loss(module: torch.nn.Module, data: torch.Tensor) -> torch.Tensor:
+        return _loss(module, data)
+
+    whole = torch.nn.Sequential(*(_stage(number) for number in range(STAGES)))
+    losses = [
+        partial(loss, data=_data(dp_rank, microbatch, step))
+        for dp_rank in range(dp_ranks)
+        for microbatch in range(MICROBATCHES)
+    ]
+    return reference_gradients(whole, losses)
+
+
+def _pipeline(rank: int) -> dict[str, Any]:
+    parallel_state.initialize_model_parallel(
+        pipeline_model_parallel_size=STAGES, num_distributed_optimizer_instances=2
+    )
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    dp_rank = parallel_state.get_data_parallel_rank()
+    config = transformer_config(
+        num_layers=STAGES, pipeline_model_parallel_size=STAGES, pipeline_dtype=torch.float32, hidden_size=HIDDEN
+    )
+    ddp = wrap(_Stage(stage), config, instances=2, bucket_size=None)
+    config.no_sync_func = ddp.no_sync
+    config.grad_sync_func = ddp.start_grad_sync
+    config.finalize_model_grads_func = finalize_model_grads
+    steps = {}
+    for step in range(2):
+        ddp.zero_grad_buffer()
+        get_forward_backward_func()(
+            forward_step_func=_forward_step,
+            data_iterator=iter([_data(dp_rank, microbatch, step) for microbatch in range(MICROBATCHES)]),
+            model=[ddp],
+            num_microbatches=MICROBATCHES,
+            seq_length=BATCH,
+            micro_batch_size=1,
+            forward_only=False,
+        )
+        whole = _pipeline_reference(parallel_state.get_data_parallel_world_size(), step)
+        own = {f"layer.{kind}": whole[f"{stage}.{kind}"] for kind in ("weight", "bias")}
+        steps[f"step {step}"] = compare(ddp, own)
+    return {"stage": stage, "steps": steps}
+
+
+def judge(evidence: Sequence[dict[str, Any]]) -> Judgement:
+    """Defect if any step left a wrong element in any rank's shard."""
+    counts = {step: wrong_elements(evidence, step) for step in evidence[0]["steps"]}
+    if all(wrong == 0 for wrong, _ in counts.values()):
+        return Judgement("clean", f"mean gradients right in {len(counts)} of {len(counts)} steps on {len(evidence)} ranks")
+    bad = [f"{step}: {wrong} of {total} elements" for step, (wrong, total) in counts.items() if wrong]
+    stages = sorted({e["stage"] for e in evidence if "stage" in e and any(s["wrong"] for s in e["steps"].values())})
+    where = f" on pipeline stage {', '.join(map(str, stages))}" if stages else ""
+    return Judgement("defect", f"wrong mean gradients{where}; " + "; ".join(bad))
+
+
+PROOF = Proof(
+    "MF0003",
+    (
+        Case("ddp", "gloo", 4, _ddp_alone, judge),
+        Case("pipeline", "gloo", 8, _pipeline, judge),
+    ),
+)
