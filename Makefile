@@ -29,7 +29,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 endif
 TORCH_STAMP := $(VENV)/.$(if $(TORCH),$(subst $() ,-,$(subst /,-,$(TORCH))),no-torch)
-QUIET := $(if $(MAKE_TERMOUT),,--quiet)
+QUIET := $(if $(MAKE_TERMOUT),,--quiet --quiet)
 PIP = $(BIN)/python -m pip --disable-pip-version-check install $(QUIET)
 NEEDS_TORCH := tests/proofs tests/fixes tests/gpu
 RELEASE_TREE := $(VENV)/releases/$(DEMO_RELEASE)

@@ -3,7 +3,7 @@
 
 ``nox`` runs lint, types and the tests that need no torch on every Python that is at hand. ``nox -s tests_torch`` and
 ``nox -s prove`` need torch, whose plain name may mean a build of several GB: TORCH in the environment names the
-requirement, as in the Makefile. ``nox -s "prove-3.11(release='0.16.1')"`` proves one release of compat_matrix.yaml.
+requirement, as in the Makefile. ``nox -s "prove(release='0.16.1')"`` proves one release of compat_matrix.yaml.
 """
 
 # /// script
