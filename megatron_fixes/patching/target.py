@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the Megatron-LM that a command is about: a checkout, an unpacked source tree, or the installed package.
+
+Rules:
+
+- A given path may be the root, its ``megatron/`` or its ``megatron/core``; symbolic links are resolved.
+- Without a path it is what ``import megatron.core`` would choose in this interpreter, found without importing
+  anything: a regular ``megatron`` package wins over namespace portions, else the first portion with ``core``
+  (PEP 420); the finders of editable installs are asked as well.
+- A git directory counts only if the root itself is the top of the work tree: an unpacked tree inside another
+  repository is not that repository's.
+
+Not handled: a ``megatron`` that this process already imported from elsewhere, and the ``sys.path`` of another
+interpreter or script.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron_fixes.errors import UsageError
+from megatron_fixes.patching.gitfiles import git_directory
+from megatron_fixes.patching.release import dist_info, find_release
+
+_SITE_NAMES = {"site-packages", "dist-packages"}
+_Find = Callable[[str, Sequence[str] | None], importlib.machinery.ModuleSpec | None]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A tree that holds ``megatron/core``.
+
+    Attributes:
+        root: Directory that holds ``megatron/core``, resolved.
+        megatron_core: The ``megatron/core`` directory.
+        release: The release in normal form, as ``0.16.1``; None if unknown.
+        release_source: What named the release: a file's relative path, a dist-info, or a git tag; empty if unknown.
+        git_dir: Git directory (of the worktree or submodule) if ``root`` is the top of a work tree.
+        installed: Whether an installer put it there: it lies in a site-packages directory or has a dist-info
+            with an INSTALLER file.
+    """
+
+    root: Path
+    megatron_core: Path
+    release: str | None
+    release_source: str
+    git_dir: Path | None
+    installed: bool
+
+
+def find_target(path: str | Path | None, sys_path: Sequence[str] | None = None) -> Target:
+    """Find the target.
+
+    Args:
+        path: Root, ``megatron/`` or ``megatron/core`` of a tree; None for what would be imported.
+        sys_path: Import path to search when ``path`` is None; None for this interpreter's, with all its finders.
+
+    Returns:
+        The target; its files were only read.
+
+    Raises:
+        UsageError: The path is not such a tree, or nothing is importable.
+    """
+    root = _importable_root(sys_path) if path is None else _given_root(Path(path))
+    git_dir = git_directory(root)
+    release, source = find_release(root, git_dir)
+    info = dist_info(root)
+    return Target(
+        root=root,
+        megatron_core=root / "megatron" / "core",
+        release=release,
+        release_source=source,
+        git_dir=git_dir,
+        installed=bool(_SITE_NAMES.intersection(root.parts)) or (info is not None and (info / "INSTALLER").is_file()),
+    )
+
+
+def journal_dir(target: Target) -> Path:
+    """Return where the target's journal lies: below its git directory, else beside ``megatron/``."""
+    return target.root / ".megatron-fixes" if target.git_dir is None else target.git_dir / "megatron-fixes"
+
+
+def _holds_core(root: Path) -> bool:
+    core = root / "megatron" / "core"
+    return (core / "__init__.py").is_file() or (core / "package_info.py").is_file()
+
+
+def _given_root(path: Path) -> Path:
+    path = path.expanduser()
+    try:
+        resolved = path.resolve()
+        exists, is_dir = resolved.exists(), resolved.is_dir()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UsageError(f"got a path that can't be read ({error}), expected a directory", context=str(path)) from None
+    if not exists:
+        raise UsageError(
+            "got a path that does not exist, expected a directory that holds megatron/core",
+            context=str(path),
+            hint=_elsewhere(resolved) or "check the path for a typing mistake",
+        )
+    if not is_dir:
+        raise UsageError(
+            "got a file, expected a directory that holds megatron/core",
+            context=str(path),
+            hint=_elsewhere(resolved) or "name the root of a Megatron-LM tree",
+        )
+    for root in (resolved, *resolved.parents[:2]):
+        inside = resolved.relative_to(root).parts
+        if inside == ("megatron", "core")[: len(inside)] and _holds_core(root):
+            return root
+    raise UsageError(
+        "got a directory without megatron/core, expected a Megatron-LM checkout, an unpacked tree or site-packages",
+        context=str(path),
+        hint=_elsewhere(resolved) or "name the directory that holds megatron/core",
+    )
+
+
+def _elsewhere(path: Path) -> str:
+    """Return a hint that names a tree near ``path``, or an empty text."""
+    found = next((root for root in _nearby(path) if _holds_core(root)), None)
+    return f"name {found}, which holds megatron/core" if found is not None else ""
+
+
+def _nearby(path: Path) -> Iterator[Path]:
+    """Yield the ancestors, then what lies one and two levels below, then beside the path."""
+    yield from path.parents
+    below = _directories(path)
+    yield from below
+    for child in below:
+        if child.name in {"src", "lib", "third_party", "3rdparty"}:
+            yield from _directories(child)
+    yield from _directories(path.parent)
+
+
+def _directories(path: Path) -> list[Path]:
+    try:
+        return sorted(child for child in path.iterdir() if child.is_dir())
+    except OSError:
+        return []
+
+
+def _importable_root(sys_path: Sequence[str] | None) -> Path:
+    find = _finder(sys_path)
+    spec = find("megatron", None)
+    locations = _locations(spec)
+    core = _locations(find("megatron.core", locations)) if locations else []
+    if core:
+        root = Path(core[0]).resolve().parent.parent
+        if _holds_core(root):
+            return root
+        raise UsageError(
+            "got an importable megatron.core without its sources, expected megatron/core/__init__.py",
+            context=core[0],
+            hint="reinstall megatron-core, or name the Megatron-LM tree",
+        )
+    if spec is not None and spec.origin is not None:
+        raise UsageError(
+            "got a package 'megatron' without 'core', which hides any other, expected megatron.core",
+            context=spec.origin,
+            hint="remove that package from the import path, or name the Megatron-LM tree",
+        )
+    raise UsageError(
+        "got no importable megatron.core, expected an installed megatron-core",
+        hint="name a Megatron-LM tree, or install megatron-core",
+    )
+
+
+def _finder(sys_path: Sequence[str] | None) -> _Find:
+    """Return a function that finds a module's spec as the import system would, without importing its parents."""
+    importlib.machinery.PathFinder.invalidate_caches()
+    if sys_path is not None:
+        entries = [str(entry) for entry in sys_path]
+        return lambda name, path: importlib.machinery.PathFinder.find_spec(name, entries if path is None else path)
+
+    def ask_all(name: str, path: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
+        for finder in sys.meta_path:
+            find_spec = getattr(finder, "find_spec", None)
+            spec: importlib.machinery.ModuleSpec | None = find_spec(name, path, None) if find_spec else None
+            if spec is not None:
+                return spec
+        return None
+
+    return ask_all
+
+
+def _locations(spec: importlib.machinery.ModuleSpec | None) -> list[str]:
+    if spec is None or spec.submodule_search_locations is None:
+        return []
+    return list(spec.submodule_search_locations)
