@@ -19,7 +19,6 @@ from setuptools.command.build_py import build_py
 from setuptools.errors import SetupError
 
 ROOT = Path(__file__).resolve().parent
-DATA = Path("megatron_fixes") / "_data"
 
 
 def shipped_files() -> list[Path]:
@@ -48,25 +47,15 @@ class BuildPyWithData(build_py):
         package = Path(self.build_lib) / "megatron_fixes"
         shutil.rmtree(package, ignore_errors=True)
         super().run()
-        for source, copy in self._data_mapping().items():
-            Path(copy).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / source, copy)
+        for path in shipped_files():
+            copy = package / "_data" / path
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / path, copy)
         settle_modes(package)
-
-    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
-        outputs = super().get_outputs(include_bytecode)
-        return outputs if self.editable_mode else [*outputs, *self._data_mapping().values()]
-
-    def _data_mapping(self) -> dict[str, str]:
-        return {str(path): str(Path(self.build_lib) / DATA / path) for path in shipped_files()}
 
 
 class BdistWheelWithSettledModes(bdist_wheel):
-    """Settles the modes of the licence files, which are copied into the metadata with the checkout's own."""
-
-    def egg2dist(self, egginfo_path: str, distinfo_path: str) -> None:
-        super().egg2dist(egginfo_path, distinfo_path)
-        settle_modes(Path(distinfo_path))
+    """Settles the modes of the metadata too, once its last file is written."""
 
     def write_wheelfile(self, wheelfile_base: str, *args: str) -> None:
         super().write_wheelfile(wheelfile_base, *args)

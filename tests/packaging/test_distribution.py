@@ -44,7 +44,7 @@ def copy_of_tree(to: Path) -> Path:
     return to
 
 
-def call_backend(hook: str, tree: Path, out: Path) -> Path:
+def call_backend(hook: str, tree: Path, out: Path, umask: int = -1) -> Path:
     """Run one PEP 517 hook in ``tree`` and return the file that it made in ``out``."""
     out.mkdir(parents=True, exist_ok=True)
     code = f"import sys; from setuptools import build_meta as b; b.{hook}(sys.argv[1])"
@@ -55,6 +55,7 @@ def call_backend(hook: str, tree: Path, out: Path) -> Path:
         capture_output=True,
         text=True,
         check=False,
+        umask=umask,
     )
     if done.returncode:
         raise RuntimeError(f"{hook} in {tree} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
@@ -99,12 +100,13 @@ def test_wheel_from_sdist_equals_wheel_from_tree(built: Built) -> None:
     assert built.wheel.read_bytes() == built.wheel_of_sdist.read_bytes()
 
 
-def test_wheel_does_not_depend_on_the_permissions_in_the_checkout(built: Built, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mode", "umask"), [(0o664, 0o002), (0o600, 0o077), (0o755, 0o022)])
+def test_wheel_does_not_depend_on_permissions(mode: int, umask: int, built: Built, tmp_path: Path) -> None:
     tree = copy_of_tree(tmp_path / "tree")
     for path in tree.rglob("*"):
         if path.is_file():
-            path.chmod(0o664)
-    assert call_backend("build_wheel", tree, tmp_path / "out").read_bytes() == built.wheel.read_bytes()
+            path.chmod(mode)
+    assert call_backend("build_wheel", tree, tmp_path / "out", umask).read_bytes() == built.wheel.read_bytes()
 
 
 def test_wheel_carries_each_patch_and_the_matrix_unchanged(built: Built) -> None:
