@@ -22,14 +22,14 @@ if sys.version_info >= (3, 11):
 else:
     tomllib = None
 
-needs_linter = pytest.mark.skipif(sys.version_info < (3, 11), reason="import-linter needs Python 3.11")
-
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = "Rooms lean downwards only"
 CLI = "The command line imports pure rooms only"
 HEAVY = "Only proofs import torch or megatron"
 CYCLES = "Modules of one room form no cycle"
 IN_FUNCTION = "\n\ndef _late() -> None:\n    import {0}\n    del {0}\n"
+
+needs_linter = pytest.mark.skipif(sys.version_info < (3, 11), reason="import-linter needs Python 3.11")
 
 
 class Violation(NamedTuple):
