@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The journal directory on disk: one lock, ``journal.json``, and the bytes it may need, named by their sha256.
+
+Invariants:
+
+- ``journal.json`` is replaced whole; a reader sees the old or the new one.
+- Bytes are durable before a journal names them, and are dropped only after no journal names them.
+- A directory without ``journal.json`` is a leftover: nothing was done, and it may be removed.
+- Whoever writes holds the lock. The lock file goes away with the directory, so a holder checks that the file it
+  locked is still the one that others would open.
+
+Reading needs no lock. Not handled: file systems without ``flock``, which are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from megatron_fixes.errors import RefusedError
+from megatron_fixes.patching.journal import Journal, decode, encode
+from megatron_fixes.patching.replace import read_file, require_writable_directory, sync_directory, write_all
+
+_ATTEMPTS = 20
+
+
+def digest(content: bytes) -> str:
+    """Return the name under which bytes are stored."""
+    return hashlib.sha256(content).hexdigest()
+
+
+class Store:
+    """A journal directory.
+
+    Args:
+        directory: Where it is, or will be.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.journal_file = directory / "journal.json"
+        self._blobs = directory / "blobs"
+        self._lock_file = directory / "lock"
+
+    def exists(self) -> bool:
+        """Tell whether the directory is there, be it a leftover."""
+        return self.directory.is_dir()
+
+    def read(self) -> Journal | None:
+        """Return the journal, or None if there is none.
+
+        Raises:
+            RefusedError: There is one that can't be read or trusted.
+        """
+        data = read_file(self.journal_file)
+        return None if data is None else decode(data, self.journal_file)
+
+    def write(self, journal: Journal) -> None:
+        """Replace the journal durably."""
+        self._put(self.journal_file, encode(journal))
+
+    def add(self, content: bytes) -> str:
+        """Store bytes durably and return their name."""
+        name = digest(content)
+        if read_file(self._blobs / name) != content:
+            self._put(self._blobs / name, content)
+        return name
+
+    def get(self, name: str) -> bytes:
+        """Return stored bytes.
+
+        Raises:
+            RefusedError: They are missing, or not the bytes that their name says.
+        """
+        content = read_file(self._blobs / name)
+        if content is None or digest(content) != name:
+            got = "no stored bytes" if content is None else "damaged stored bytes"
+            hint = "restore the file from the release or from git, then remove the journal's directory"
+            raise RefusedError(f"got {got}, expected the journal's", context=str(self._blobs / name), hint=hint)
+        return content
+
+    def path_of(self, name: str) -> Path:
+        """Return where bytes are stored."""
+        return self._blobs / name
+
+    def drop_unused(self, journal: Journal) -> None:
+        """Remove stored bytes that the journal does not name."""
+        used = journal.digests()
+        for file in sorted(self._blobs.iterdir()) if self._blobs.is_dir() else []:
+            if file.name not in used:
+                with contextlib.suppress(OSError):
+                    os.unlink(file)
+
+    def forget(self) -> None:
+        """Remove the journal durably: from here on nothing was done to the target."""
+        os.unlink(self.journal_file)
+        sync_directory(self.directory)
+
+    def _clear(self) -> None:
+        """Remove a directory that has no journal, the lock last."""
+        if self._blobs.is_dir():
+            shutil.rmtree(self._blobs)
+        for name in ("journal.json.new", ".gitignore", ".gitignore.new", "lock"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.directory / name)
+        with contextlib.suppress(OSError):  # not empty: another process is beginning, or somebody put a file there
+            os.rmdir(self.directory)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock; on leaving, a directory without a journal is removed.
+
+        Raises:
+            RefusedError: Another process holds it, or the directory can't be written. Nothing was changed.
+        """
+        descriptor = self._acquire()
+        try:
+            try:
+                self._hide()
+                yield
+            finally:
+                if not self.journal_file.exists():
+                    self._clear()
+        finally:
+            os.close(descriptor)
+
+    def _acquire(self) -> int:
+        for _ in range(_ATTEMPTS):
+            if not self.exists():
+                require_writable_directory(self.directory.parent)
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(self.directory)
+            else:
+                require_writable_directory(self.directory)
+            try:
+                descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            except FileNotFoundError:  # the holder before us has just removed the directory
+                continue
+            if self._take(descriptor):
+                return descriptor
+            os.close(descriptor)
+        raise RefusedError("got a journal directory that keeps vanishing", context=str(self.directory))
+
+    def _take(self, descriptor: int) -> bool:
+        """Lock an open lock file; False if it is no longer the one that others would open."""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            here, named = os.fstat(descriptor), os.stat(self._lock_file)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                message, hint = "got a lock that another megatron-fixes holds", "wait until it has ended, then repeat"
+            else:
+                message, hint = f"got '{error.strerror}' from flock", "put the target on a file system with locks"
+            raise RefusedError(f"{message}, expected to be alone", context=str(self.directory), hint=hint) from None
+        return os.path.samestat(here, named)
+
+    def _hide(self) -> None:
+        """Keep git from seeing a directory beside ``megatron/``: an unpacked tree may lie in somebody's work tree."""
+        ignore = self.directory / ".gitignore"
+        if self.directory.name.startswith(".") and not ignore.exists():
+            self._put(ignore, b"*\n")
+
+    def _put(self, file: Path, content: bytes) -> None:
+        new = file.with_name(file.name + ".new")
+        try:
+            file.parent.mkdir(exist_ok=True)
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            try:
+                write_all(descriptor, content)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.replace(new, file)
+            sync_directory(file.parent)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(new)
+            message = f"got '{error.strerror or error}' while writing the journal"
+            raise RefusedError(message, context=str(file), hint="see to the cause, then repeat") from error
