@@ -1,2 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of fixes: patch headers, series, the matrix, fingerprints and verdicts. Pure: files in, facts out."""
+"""What is known of fixes: patch headers, series, the matrix, fingerprints and verdicts. Pure: files in, facts out.
+
+``load()`` gives everything at once and checks that the patches are the very ones the table of fingerprints was made from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_fixes.catalog.data import fingerprints_path, matrix_path, patches_root
+from megatron_fixes.catalog.known import Known, load_known
+from megatron_fixes.catalog.matrix import Matrix, load_matrix
+from megatron_fixes.catalog.series import PatchFile, Series, load_series
+from megatron_fixes.errors import DataError
+
+__all__ = ["Catalog", "load"]
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """The matrix, the series of every line, and the table of known functions."""
+
+    matrix: Matrix
+    series: dict[str, Series]
+    known: Known
+
+    def patch(self, fix_id: str, release: str) -> PatchFile | None:
+        """The patch of a fix for a release of the matrix, or None if there is none yet."""
+        patch = self.series[self.matrix.releases[release].line].get(fix_id)
+        return patch if patch and release in patch.header.applies_to else None
+
+
+def load() -> Catalog:
+    """Load the catalogue of this distribution.
+
+    Raises:
+        DataError: Something is missing or malformed, or a patch's bytes are not those the fingerprints were made from.
+    """
+    matrix, known, root = load_matrix(matrix_path()), load_known(fingerprints_path()), patches_root()
+    series = {line: load_series(root, line) for line in matrix.lines()}
+    for patches in series.values():
+        for patch in patches.patches:
+            expected = known.patches.get(patch.name)
+            if patch.sha256 != expected:
+                raise DataError(
+                    f"got sha256 {patch.sha256}, expected {expected or 'no such patch'}: not the file this version was made with",
+                    context=str(patch.path),
+                    hint="Reinstall megatron-fixes; after editing a patch on purpose, run scripts/record_fingerprints.py.",
+                )
+    return Catalog(matrix, series, known)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of known functions: fingerprint -> the releases it is found in, and the fixes it carries there.
+
+Generated (``scripts/record_fingerprints.py``) by applying every closed subset of every series to every release, so that
+a function is recognised with any set of our fixes in it. Holds hashes only, no upstream text.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from megatron_fixes.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+SCHEMA = 1
+
+
+class Place(msgspec.Struct, frozen=True, order=True):
+    """A release, and the fixes among those that touch the function which are present in it."""
+
+    release: str
+    fixes: tuple[str, ...]
+
+
+class KnownFunction(msgspec.Struct, frozen=True):
+    """One text of a function, as ``fingerprint`` sees it, and where it is found."""
+
+    hash: str
+    places: tuple[Place, ...]
+    statements: tuple[str, ...]
+
+
+class Known(msgspec.Struct, frozen=True):
+    """The whole table.
+
+    Attributes:
+        patches: Patch name below ``patches/`` to the sha256 of its bytes.
+        touches: Fix to the functions it changes in any line, as ``path::qualname``.
+        functions: ``path::qualname`` to every known text of it.
+    """
+
+    schema: Literal[1]
+    patches: dict[str, str]
+    touches: dict[str, tuple[str, ...]]
+    functions: dict[str, tuple[KnownFunction, ...]]
+
+    def find(self, function: str, hash: str) -> KnownFunction | None:
+        """The known text with this hash, or None."""
+        return next((known for known in self.functions.get(function, ()) if known.hash == hash), None)
+
+    def nearest(self, function: str, statements: Sequence[str]) -> KnownFunction | None:
+        """The known text whose statements are most like these; None if the function has no known text."""
+        matcher = difflib.SequenceMatcher(b=list(statements), autojunk=False)
+
+        def likeness(known: KnownFunction) -> float:
+            matcher.set_seq1(list(known.statements))
+            return matcher.ratio()
+
+        return max(self.functions.get(function, ()), key=likeness, default=None)
+
+
+def load_known(path: Path) -> Known:
+    """Read the table.
+
+    Raises:
+        DataError: Missing, or not of this version's form.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Known)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise DataError(str(error), context=str(path), hint="Run `python scripts/record_fingerprints.py`.") from error

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``compat_matrix.yaml`` as data: which releases there are, and what each fix is to each of them.
+
+The one place where a range of releases is written. The README's table is generated from it; patch headers, the test
+matrix and the verdicts are checked against it. A fix has a cell for every release, so "unknown" can't be written.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+from packaging.version import Version
+
+from megatron_fixes.errors import DataError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CellVerdict = Literal["needed", "fixed-upstream", "not-affected"]
+Tested = Literal["gloo", "recorder", "nccl-h200", "untested"]
+
+
+class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One release on PyPI.
+
+    Attributes:
+        line: Its minor series, such as ``core_v0.16``.
+        python: The Python version whose wheel is fetched, such as ``3.11``.
+        needs: What must be installed beside torch and numpy to import it.
+        yanked: Withdrawn from PyPI by its maintainers.
+    """
+
+    line: Annotated[str, msgspec.Meta(pattern=r"^core_v\d+\.\d+$")]
+    python: Annotated[str, msgspec.Meta(pattern=r"^3\.\d+$")]
+    torch: str
+    needs: tuple[str, ...] = ()
+    yanked: bool = False
+
+
+class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a fix is to one release, and by which means that was seen."""
+
+    verdict: CellVerdict
+    tested: Annotated[tuple[Tested, ...], msgspec.Meta(min_length=1)]
+
+
+class Fix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One fix over all releases.
+
+    Attributes:
+        slug: Its name in file names and tables.
+        symptom: One sentence: what a person sees who has the defect.
+        hit: Who is hit: the configuration.
+        since: The first release with the defect, in words where it is not one release.
+        links: Addresses worth reading.
+        cells: One for every release.
+    """
+
+    slug: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
+    symptom: str
+    hit: str
+    since: str
+    links: tuple[str, ...]
+    cells: dict[str, Cell]
+
+    def affected(self) -> tuple[str, ...]:
+        """Releases that need it, in order of version."""
+        return tuple(sorted((r for r, cell in self.cells.items() if cell.verdict == "needed"), key=Version))
+
+    def first_fixed(self) -> str | None:
+        """The first release that has it upstream, or None while it is open."""
+        fixed = [release for release, cell in self.cells.items() if cell.verdict == "fixed-upstream"]
+        return min(fixed, key=Version) if fixed else None
+
+
+class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    schema: Literal[1]
+    releases: dict[str, Release]
+    fixes: dict[str, Fix]
+
+    def lines(self) -> dict[str, tuple[str, ...]]:
+        """Line to its releases, both in order of version."""
+        found: dict[str, list[str]] = {}
+        for release in sorted(self.releases, key=Version):
+            found.setdefault(self.releases[release].line, []).append(release)
+        return {line: tuple(releases) for line, releases in found.items()}
+
+
+def load_matrix(path: Path) -> Matrix:
+    """Read and validate the matrix.
+
+    Raises:
+        DataError: Not YAML, a value of the wrong kind (its path is named), or a fix without a cell for a release.
+    """
+    import msgspec.yaml
+
+    try:
+        matrix = msgspec.yaml.decode(path.read_bytes(), type=Matrix)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise DataError(str(error), context=str(path), hint="Correct the file at the path named.") from error
+    for fix_id, fix in matrix.fixes.items():
+        if set(fix.cells) != set(matrix.releases):
+            odd = sorted(set(fix.cells) ^ set(matrix.releases), key=Version)
+            raise DataError(
+                f"{fix_id} has cells that don't match the releases: {', '.join(odd)}",
+                context=str(path),
+                hint="Give every fix exactly one cell for every release.",
+            )
+    return matrix

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a fix is to a target, decided from the fingerprints of the functions that the fix touches.
+
+A verdict needs every touched function to be known, and *one* release whose text explains all of them:
+
+* all carry the fix -> ``applied``;
+* none does -> what the matrix says of that release: ``needed``, ``fixed-upstream`` or ``not-affected``;
+* some do, or no one release explains them all, or a function is unknown, missing or doubled -> ``drifted``.
+
+The release that the target claims only breaks ties: a fork that calls itself 0.16.1 but holds 0.17's text is judged by its text.
+Where several releases explain the text and disagree, ``needed`` wins over the rest. Pure: no file is read here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from megatron_fixes.catalog.fingerprint import FunctionPrint
+    from megatron_fixes.catalog.known import Known, KnownFunction
+    from megatron_fixes.catalog.matrix import Fix
+
+Verdict = Literal["needed", "applied", "fixed-upstream", "not-affected", "drifted"]
+_DOUBT = ("needed", "not-affected", "fixed-upstream")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One touched function in the target.
+
+    Attributes:
+        prints: Its definitions; not exactly one means that it can't be judged.
+        problem: Why the file could not be looked into (missing, not Python), or empty.
+        source: The file's lines, to show what differs.
+    """
+
+    prints: tuple[FunctionPrint, ...] = ()
+    problem: str = ""
+    source: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How a drifted function differs from the nearest known text of it.
+
+    Attributes:
+        function: ``path::qualname``.
+        nearest: Where the nearest known text is found, such as ``0.16.1 with MF0001``.
+        changes: One line a change: the target's own statements with their lines, and how many known ones are gone.
+    """
+
+    function: str
+    nearest: str
+    changes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a fix is to a target, with the reason in one sentence.
+
+    Attributes:
+        release: The release whose text explains the touched functions; None when ``drifted``.
+    """
+
+    fix_id: str
+    verdict: Verdict
+    reason: str
+    release: str | None = None
+    differences: tuple[Difference, ...] = ()
+
+
+def judge(fix_id: str, fix: Fix, known: Known, seen: Mapping[str, Seen], claimed: str | None) -> Finding:
+    """Decide what a fix is to a target.
+
+    Args:
+        fix_id: The fix.
+        fix: Its row of the matrix.
+        known: The table of known functions.
+        seen: Every function of ``known.touches[fix_id]`` as the target has it.
+        claimed: The release that the target says it is, or None.
+    """
+    places: dict[str, dict[str, bool]] = {}
+    problems: list[str] = []
+    differences: list[Difference] = []
+    for function in known.touches[fix_id]:
+        name = function.split("::")[1]
+        here = seen[function]
+        if here.problem:
+            problems.append(here.problem)
+        elif len(here.prints) != 1:
+            count = "not found" if not here.prints else f"defined {len(here.prints)} times"
+            problems.append(f"{name} {count} in {function.split('::')[0]}")
+        elif (match := known.find(function, here.prints[0].hash)) is None:
+            difference = compare(function, here, known)
+            differences.append(difference)
+            problems.append(f"{name} is not a known text (nearest: {difference.nearest})")
+        else:
+            places[function] = {place.release: fix_id in place.fixes for place in match.places}
+    if problems:
+        return Finding(fix_id, "drifted", "; ".join(dict.fromkeys(problems)), differences=tuple(differences))
+    return _explain(fix_id, fix, places, claimed)
+
+
+def _explain(fix_id: str, fix: Fix, places: Mapping[str, Mapping[str, bool]], claimed: str | None) -> Finding:
+    names = {function: function.split("::")[1].rsplit(".", 1)[-1] for function in places}
+    common = set.intersection(*(set(releases) for releases in places.values()))
+    if not common:
+        texts = [f"{names[f]} as in {' or '.join(sorted(r))}" for f, r in places.items()]
+        return Finding(fix_id, "drifted", "a mixture of releases: " + "; ".join(texts))
+    verdicts: dict[str, Verdict] = {}
+    for release in common:
+        carrying = {releases[release] for releases in places.values()}
+        if carrying == {True}:
+            verdicts[release] = "applied"
+        elif carrying == {False}:
+            verdicts[release] = fix.cells[release].verdict
+    if not verdicts:
+        release = claimed if claimed in common else min(common)
+        inside = [names[f] for f, releases in places.items() if releases[release]]
+        outside = [names[f] for f, releases in places.items() if not releases[release]]
+        reason = f"half applied: {', '.join(inside)} has the fix, {', '.join(outside)} has not"
+        return Finding(fix_id, "drifted", reason)
+    if claimed in verdicts:
+        release = claimed
+    else:
+        order = ("applied", *_DOUBT)
+        release = min(verdicts, key=lambda r: (order.index(verdicts[r]), r))
+    verdict = verdicts[release]
+    functions = ", ".join(dict.fromkeys(names.values()))
+    alike = sorted(r for r, v in verdicts.items() if v == verdict)
+    text = f"{functions} as in {', '.join(alike)}" + (" with the fix" if verdict == "applied" else "")
+    if claimed is not None and claimed not in verdicts:
+        text += f", though the target calls itself {claimed}"
+    return Finding(fix_id, verdict, text, release)
+
+
+def compare(function: str, here: Seen, known: Known) -> Difference:
+    """Show what differs between a function of the target and the nearest known text of it."""
+    mine = here.prints[0].statements
+    nearest = known.nearest(function, [statement.hash for statement in mine])
+    if nearest is None:
+        return Difference(function, "none", ())
+    changes = []
+    matcher = difflib.SequenceMatcher(
+        a=list(nearest.statements), b=[statement.hash for statement in mine], autojunk=False
+    )
+    for tag, a_start, a_end, b_start, b_end in matcher.get_opcodes():
+        if tag == "equal":
+            continue
+        for statement in mine[b_start:b_end]:
+            text = here.source[statement.line - 1].strip() if 0 < statement.line <= len(here.source) else ""
+            changes.append(f"+ {statement.line}: {text}")
+        gone = a_end - a_start
+        if gone:
+            at = mine[min(b_start, len(mine) - 1)].line if mine else here.prints[0].line
+            changes.append(f"- {gone} known statement{'s' if gone > 1 else ''} gone near line {at}")
+    if not changes:
+        changes.append("+ the signature or decorators differ")
+    return Difference(function, _name(nearest), tuple(changes))
+
+
+def _name(known: KnownFunction) -> str:
+    place = max(known.places)
+    return place.release + (f" with {', '.join(place.fixes)}" if place.fixes else "")

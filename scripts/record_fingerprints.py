@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Generates ``megatron_fixes/catalog/fingerprints.json``: every known text of every function that a fix touches.
+
+Applies every closed subset of every line's series, in series order, to every release of the line, in memory, and
+fingerprints the functions that changed. Run after editing a patch or adding a release; ``--check`` only compares.
+A fix touches a function if applying it changes the function's fingerprint in any line.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from megatron_fixes.catalog.data import fingerprints_path, matrix_path, patches_root
+from megatron_fixes.catalog.fingerprint import FunctionPrint, functions
+from megatron_fixes.catalog.known import SCHEMA, Known, KnownFunction, Place
+from megatron_fixes.catalog.matrix import load_matrix
+from megatron_fixes.catalog.series import Series, load_series
+from megatron_fixes.patching.hunks import apply_patch, touched_paths
+from megatron_fixes.proofs.releases import fetch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+Texts = dict[str, FunctionPrint]
+
+
+def texts(files: dict[str, bytes]) -> Texts:
+    """Fingerprint every function of some files that is defined once, as ``path::qualname``."""
+    found: Texts = {}
+    for path, content in files.items():
+        for qualname, prints in functions(content).items():
+            if len(prints) == 1:
+                found[f"{path}::{qualname}"] = prints[0]
+    return found
+
+
+def subsets(tree: Path, series: Series, paths: set[str]) -> Iterator[tuple[tuple[str, ...], Texts]]:
+    """Every closed subset's fix ids, with the functions of all touched files as they are under it."""
+    pristine = {path: (tree / path).read_bytes() for path in paths if (tree / path).is_file()}
+    for chosen in series.closed_subsets():
+        files = dict(pristine)
+        for patch in chosen:
+            files.update(apply_patch(patch.text, files, source=patch.name))
+        yield tuple(patch.fix_id for patch in chosen), texts(files)
+
+
+def record() -> Known:
+    """Build the table from the matrix, the patches and the releases."""
+    matrix = load_matrix(matrix_path())
+    series = {line: load_series(patches_root(), line) for line in matrix.lines()}
+    patches = [patch for line in series.values() for patch in line.patches]
+    paths = {path for patch in patches for path in touched_paths(patch.text)}
+    seen: dict[str, dict[tuple[str, ...], Texts]] = {}
+    for release, row in matrix.releases.items():
+        print(f"{release} …", file=sys.stderr)
+        seen[release] = dict(subsets(fetch(release, matrix), series[row.line], paths))
+
+    touches: dict[str, set[str]] = defaultdict(set)
+    for by_set in seen.values():
+        for ids, found in by_set.items():
+            for fix_id in ids:
+                without = by_set.get(tuple(i for i in ids if i != fix_id))
+                if without is not None:
+                    names = set(found) | set(without)
+                    touches[fix_id] |= {n for n in names if getattr(found.get(n), "hash", 0) != getattr(without.get(n), "hash", 0)}
+
+    table: dict[str, dict[str, tuple[FunctionPrint, set[Place]]]] = defaultdict(dict)
+    for release, by_set in seen.items():
+        for ids, found in by_set.items():
+            for function in set().union(*touches.values()) & set(found):
+                present = tuple(i for i in ids if function in touches[i])
+                text = found[function]
+                table[function].setdefault(text.hash, (text, set()))[1].add(Place(release, present))
+    return Known(
+        schema=SCHEMA,
+        patches={patch.name: patch.sha256 for patch in patches},
+        touches={fix_id: tuple(sorted(names)) for fix_id, names in sorted(touches.items())},
+        functions={
+            function: tuple(
+                KnownFunction(hash_, tuple(sorted(places)), tuple(s.hash for s in text.statements))
+                for hash_, (text, places) in sorted(table[function].items(), key=lambda item: min(item[1][1]))
+            )
+            for function in sorted(table)
+        },
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Write the table, or with ``--check`` say whether it is what would be written."""
+    content = msgspec.json.format(msgspec.json.encode(record()), indent=1) + b"\n"
+    path = fingerprints_path()
+    if "--check" in arguments:
+        same = path.is_file() and path.read_bytes() == content
+        print("fingerprints.json is up to date" if same else "fingerprints.json is out of date: run this without --check")
+        return 0 if same else 1
+    path.write_bytes(content)
+    print(f"wrote {path.name}: {len(content)} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
