@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generates ``megatron_fixes/catalog/fingerprints.json``: every known text of every function that a fix touches.
 
-Applies every closed subset of every line's series, in series order, to every release of the line, in memory, and
-fingerprints the functions that changed. Run after editing a patch or adding a release; ``--check`` only compares.
-A fix touches a function if applying it changes the function's fingerprint in any line.
+Applies every closed subset of every line's series, in series order, to every release of the line, in memory,
+and fingerprints the functions that changed. Run after editing a patch or adding a release; ``--check`` only
+compares. A fix touches a function if applying it changes the function's fingerprint in any line.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def record() -> Known:
                 without = by_set.get(tuple(i for i in ids if i != fix_id))
                 if without is not None:
                     names = set(found) | set(without)
-                    touches[fix_id] |= {n for n in names if getattr(found.get(n), "hash", 0) != getattr(without.get(n), "hash", 0)}
+                    touches[fix_id] |= {
+                        n for n in names if getattr(found.get(n), "hash", 0) != getattr(without.get(n), "hash", 0)
+                    }
 
     table: dict[str, dict[str, tuple[FunctionPrint, set[Place]]]] = defaultdict(dict)
     for release, by_set in seen.items():
@@ -97,7 +99,9 @@ def main(arguments: list[str]) -> int:
     path = fingerprints_path()
     if "--check" in arguments:
         same = path.is_file() and path.read_bytes() == content
-        print("fingerprints.json is up to date" if same else "fingerprints.json is out of date: run this without --check")
+        print(
+            "fingerprints.json is up to date" if same else "fingerprints.json is out of date: run this without --check"
+        )
         return 0 if same else 1
     path.write_bytes(content)
     print(f"wrote {path.name}: {len(content)} bytes")

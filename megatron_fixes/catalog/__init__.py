@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known of fixes: patch headers, series, the matrix, fingerprints and verdicts. Pure: files in, facts out.
 
-``load()`` gives everything at once and checks that the patches are the very ones the table of fingerprints was made from.
+``load()`` gives everything at once and checks that the patches are the very ones the table of fingerprints was
+made from.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ def load() -> Catalog:
             expected = known.patches.get(patch.name)
             if patch.sha256 != expected:
                 raise DataError(
-                    f"got sha256 {patch.sha256}, expected {expected or 'no such patch'}: not the file this version was made with",
+                    f"got sha256 {patch.sha256}, expected {expected or 'no such patch'}: "
+                    "not the file that this version was made with",
                     context=str(patch.path),
-                    hint="Reinstall megatron-fixes; after editing a patch on purpose, run scripts/record_fingerprints.py.",
+                    hint="Reinstall megatron-fixes; if you edited it on purpose, run scripts/record_fingerprints.py.",
                 )
     return Catalog(matrix, series, known)

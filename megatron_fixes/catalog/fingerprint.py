@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fingerprints of functions: a hash of the normalised AST, so that comments, docstrings and layout don't count.
 
-The same text gives the same hash on every Python from 3.10 to 3.13: ``ast.dump`` and ``ast.unparse`` differ between them, so the
-tree is written out here, leaving out what a version adds or drops (``None``, empty lists, ``ctx``, ``kind``,
-``type_comment``, and the empty string constants inside f-strings).
+The same text gives the same hash on every Python from 3.10 to 3.13: ``ast.dump`` and ``ast.unparse`` differ
+between them, so the tree is written out here, leaving out what a version adds or drops (``None``, empty lists,
+``ctx``, ``kind``, ``type_comment``, and the empty string constants inside f-strings).
 
 Beside the hash of the whole, each statement has a short hash of its own (a compound statement without its
 body), by which a drifted function is compared with the nearest known one without keeping any upstream code.
@@ -60,11 +60,12 @@ def _dump(node: object, *, bodies: bool = True) -> str:
             if name in _BODIES and isinstance(value, list):
                 if not bodies:
                     continue
-                if name == "body":
-                    value = _without_docstring(node, value)
-            if isinstance(node, ast.JoinedStr) and name == "values":
-                value = [v for v in value if not (isinstance(v, ast.Constant) and v.value == "")]
-            parts.append(f"{name}={_dump(value)}")
+                kept = _without_docstring(node, value) if name == "body" else value
+            elif isinstance(node, ast.JoinedStr) and name == "values":
+                kept = [v for v in value if not (isinstance(v, ast.Constant) and v.value == "")]
+            else:
+                kept = value
+            parts.append(f"{name}={_dump(kept)}")
         return f"({' '.join(parts)})"
     if isinstance(node, list):
         return f"[{' '.join(_dump(item) for item in node)}]"

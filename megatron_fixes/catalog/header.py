@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The head of a patch file: DEP-3 fields, ours beside them, and what each may say.
 
-Guards the form only; whether a header agrees with the matrix and the series is ``lint``'s question. Every fault is
-collected with its line, so that one run shows them all.
+Guards the form only; whether a header agrees with the matrix and the series is ``lint``'s question. Every fault
+is collected with its line, so that one run shows them all.
 
 Source: DEP-3 (field names and folding), Yocto's recipe style guide (the six Upstream-Status words).
 """

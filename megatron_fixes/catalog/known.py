@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of known functions: fingerprint -> the releases it is found in, and the fixes it carries there.
 
-Generated (``scripts/record_fingerprints.py``) by applying every closed subset of every series to every release, so that
-a function is recognised with any set of our fixes in it. Holds hashes only, no upstream text.
+Generated (``scripts/record_fingerprints.py``) by applying every closed subset of every series to every release,
+so that a function is recognised with any set of our fixes in it. Holds hashes only, no upstream text.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``compat_matrix.yaml`` as data: which releases there are, and what each fix is to each of them.
 
-The one place where a range of releases is written. The README's table is generated from it; patch headers, the test
-matrix and the verdicts are checked against it. A fix has a cell for every release, so "unknown" can't be written.
+The one place where a range of releases is written. The README's table is generated from it; patch headers, the
+test matrix and the verdicts are checked against it. A fix has a cell for every release, so "unknown" can't be
+written.
 """
 
 from __future__ import annotations

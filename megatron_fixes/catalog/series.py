@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The patches of one line in the order they are listed, and which sets of them may stand together.
 
-A patch is made on the pristine release plus its ``Requires``. A set of fixes is *closed* when it holds what each
-member requires; only closed sets are ever applied. Loading is strict: a series with any fault is not used at all.
+A patch is made on the pristine release plus its ``Requires``. A set of fixes is *closed* when it holds what
+each member requires; only closed sets are ever applied. Loading is strict: a series with any fault is not used
+at all.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def load_series(root: Path, line: str) -> Series:
             raise DataError(
                 faults[0].message,
                 context=f"{path}:{faults[0].line}",
-                hint="Run `python -m megatron_fixes.catalog.lint`.",
+                hint="Run `python -m megatron_fixes.patching.lint`.",
             )
         patches.append(PatchFile(f"{line}/{name}", path, text, hashlib.sha256(content).hexdigest(), header))
     return Series(line, tuple(patches))

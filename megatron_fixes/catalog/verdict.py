@@ -7,8 +7,9 @@ A verdict needs every touched function to be known, and *one* release whose text
 * none does -> what the matrix says of that release: ``needed``, ``fixed-upstream`` or ``not-affected``;
 * some do, or no one release explains them all, or a function is unknown, missing or doubled -> ``drifted``.
 
-The release that the target claims only breaks ties: a fork that calls itself 0.16.1 but holds 0.17's text is judged by its text.
-Where several releases explain the text and disagree, ``needed`` wins over the rest. Pure: no file is read here.
+The release that the target claims only breaks ties: a fork that calls itself 0.16.1 but holds 0.17's text is
+judged by its text. Where several releases explain the text and disagree, ``needed`` wins over the rest. Pure:
+no file is read here.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 """Real Megatron-LM DistributedDataParallel on small modules, and the comparison with an independent reference.
 
 The reference is plain autograd in float64 over the data of *all* data-parallel ranks, computed on each rank by
-itself: no process group, no Megatron code. What is compared is what the distributed optimizer reads:
-the rank's own shard of each gradient bucket.
+itself: no process group, no Megatron code. What is compared is what the distributed optimizer reads: the rank's
+own shard of each gradient bucket.
 """
 
 from __future__ import annotations
@@ -65,9 +65,7 @@ def reference_gradients(
     for loss in losses:
         loss(plain).backward()
         total += 1
-    return {
-        name: torch.zeros_like(p) if p.grad is None else p.grad / total for name, p in plain.named_parameters()
-    }
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad / total for name, p in plain.named_parameters()}
 
 
 def compare(ddp: Any, expected: Mapping[str, torch.Tensor]) -> dict[str, Any]:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proof of MF0001: gradients are reduced on a stream that nothing orders after the stream that wrote them.
 
-Guards: with several distributed-optimizer instances and overlapped reduction, whatever stream a step runs on, the
-reduction comes after the writes of the gradients, and later reads come after the reduction.
+Guards: with several distributed-optimizer instances and overlapped reduction, whatever stream a step runs on,
+the reduction comes after the writes of the gradients, and later reads come after the reduction.
 
-* ``recorder`` (CPU, gloo): the happens-before recorder over two real steps on a side stream; also on the default stream,
-  where no release races, so that a recorder that cries wolf is caught.
-* ``wrong-gradients`` (two GPUs, NCCL): a slow kernel sits on the side stream between the loss and the gradients, so that an
-  unordered reduction reads them too early; each step's gradients are compared with the reference.
+* ``recorder`` (CPU, gloo): the happens-before recorder over two real steps on a side stream; also on the
+  default stream, where no release races, so that a recorder that cries wolf is caught.
+* ``wrong-gradients`` (two GPUs, NCCL): a slow kernel sits on the side stream between the loss and the
+  gradients, so that an unordered reduction reads them too early; each step's gradients are compared with the
+  reference.
 
 Shards of size 1 on two GPUs are enough here: the reduction across instances carries the sum.
 """

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proof of MF0003: with several distributed-optimizer instances, a bucket group is reduced twice.
 
-Guards: after one training step each rank's gradient shard equals the mean gradient over all data-parallel ranks.
+Guards: after one training step each rank's gradient shard equals the mean gradient over all data-parallel
+ranks.
 
 * ``ddp``: DDP alone, 4 ranks as 2 instances x 2 shards, dispatched as the pipeline schedules do it (backward
   under ``no_sync``, then ``start_grad_sync``), in four situations a step can start from.
-* ``pipeline``: the real 1F1B schedule with the real ``finalize_model_grads``, 8 ranks as 2 stages x 4 data-parallel.
+* ``pipeline``: the real 1F1B schedule with the real ``finalize_model_grads``, 8 ranks as 2 stages x 4
+  data-parallel.
 
 Shard size 1 hides the defect (averaging twice an average changes nothing), hence 2 shards. Not covered: the
 interleaved schedule, which dispatches through the same two calls.
@@ -119,9 +121,7 @@ def _pipeline_reference(dp_ranks: int, step: int) -> dict[str, torch.Tensor]:
 
 
 def _pipeline(rank: int) -> dict[str, Any]:
-    parallel_state.initialize_model_parallel(
-        pipeline_model_parallel_size=STAGES, num_distributed_optimizer_instances=2
-    )
+    parallel_state.initialize_model_parallel(pipeline_model_parallel_size=STAGES, num_distributed_optimizer_instances=2)
     stage = parallel_state.get_pipeline_model_parallel_rank()
     dp_rank = parallel_state.get_data_parallel_rank()
     config = transformer_config(
@@ -153,7 +153,9 @@ def judge(evidence: Sequence[dict[str, Any]]) -> Judgement:
     """Defect if any step left a wrong element in any rank's shard."""
     counts = {step: wrong_elements(evidence, step) for step in evidence[0]["steps"]}
     if all(wrong == 0 for wrong, _ in counts.values()):
-        return Judgement("clean", f"mean gradients right in {len(counts)} of {len(counts)} steps on {len(evidence)} ranks")
+        return Judgement(
+            "clean", f"mean gradients right in {len(counts)} of {len(counts)} steps on {len(evidence)} ranks"
+        )
     bad = [f"{step}: {wrong} of {total} elements" for step, (wrong, total) in counts.items() if wrong]
     stages = sorted({e["stage"] for e in evidence if "stage" in e and any(s["wrong"] for s in e["steps"].values())})
     where = f" on pipeline stage {', '.join(map(str, stages))}" if stages else ""

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process of one release and variant: imports Megatron once, then forks the ranks of each proof.
 
-Started as ``python -m megatron_fixes.proofs.parent TREE BACKEND FIX_ID…`` with the tree first on ``sys.path``. Prints one JSON
-object a line: a result a proof, as it is known. Importing costs seconds and a fork costs milliseconds, and a case that
-wrecks its process group wrecks only its own ranks. With NCCL a rank can't be forked from a process
-that may have touched CUDA, so there each rank is a process of its own that imports for itself.
+Started as ``python -m megatron_fixes.proofs.parent TREE BACKEND FIX_ID…`` with the tree first on ``sys.path``.
+Prints one JSON object a line: a result a proof, as it is known. Importing costs seconds and a fork costs
+milliseconds, and a case that wrecks its process group wrecks only its own ranks. With NCCL a rank can't be
+forked from a process that may have touched CUDA, so there each rank is a process of its own that imports for
+itself.
 
-Bounded in time: at a case's deadline the ranks still running are killed by process id. A rank that dies or raises
-makes the case ``not-runnable``, with its message: the proof was not carried out. It is never taken for a clean run.
+Bounded in time: at a case's deadline the ranks still running are killed by process id, and a rank whose parent
+was killed ends by its own alarm. A rank that dies or raises makes the case ``not-runnable``, with its message:
+the proof was not carried out. It is never taken for a clean run.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from megatron_fixes.proofs.proof import worst
 if TYPE_CHECKING:
     from megatron_fixes.proofs.proof import Backend, Case, Outcome, Proof
 
-# Ranks notice a lost peer themselves a little before the case's deadline ends them.
+# Ranks notice a lost peer themselves a little before the case's deadline ends them, and peers of a rank that failed
+# get this long to fail as well.
 GRACE_S = 5.0
 
 
@@ -66,6 +69,7 @@ def run_rank(case: Case, rank: int, folder: Path) -> None:
     import torch
     import torch.distributed as dist
 
+    signal.alarm(int(case.timeout_s + 2 * GRACE_S))
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     if case.backend == "nccl":
         torch.cuda.set_device(rank)
@@ -90,14 +94,13 @@ def _fork(case: Case, rank: int, folder: Path) -> int:
     if pid:
         return pid
     code = 1
+    # Whatever happens, this child must end here and not go on as a second parent.
     try:
         log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT, 0o600)
         os.dup2(log, 1)
         os.dup2(log, 2)
         run_rank(case, rank, folder)
         code = 0
-    except BaseException:
-        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -113,18 +116,22 @@ def _spawn(case: Case, fix_id: str, tree: Path, rank: int, folder: Path) -> int:
 def _wait(pids: dict[int, int], deadline: float) -> dict[int, int | None]:
     """Wait for every rank; kill what is left at the deadline. Maps rank to exit status, None if killed here."""
     codes: dict[int, int | None] = {}
-    while len(codes) < len(pids) and time.monotonic() < deadline:
+    try:
+        while len(codes) < len(pids) and time.monotonic() < deadline:
+            for rank, pid in pids.items():
+                if rank not in codes:
+                    done, status = os.waitpid(pid, os.WNOHANG)
+                    if done:
+                        codes[rank] = os.waitstatus_to_exitcode(status)
+                        if codes[rank]:
+                            deadline = min(deadline, time.monotonic() + GRACE_S)
+            time.sleep(0.005)
+    finally:
         for rank, pid in pids.items():
             if rank not in codes:
-                done, status = os.waitpid(pid, os.WNOHANG)
-                if done:
-                    codes[rank] = os.waitstatus_to_exitcode(status)
-        time.sleep(0.005)
-    for rank, pid in pids.items():
-        if rank not in codes:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            codes[rank] = None
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                codes[rank] = None
     return codes
 
 
@@ -166,13 +173,24 @@ def run_case(case: Case, fix_id: str, tree: Path) -> dict[str, Any]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _devices() -> int:
+    import torch
+
+    # Counts without creating a context.
+    return torch.cuda.device_count()
+
+
 def run_proof(proof: Proof, backend: Backend, tree: Path) -> dict[str, Any]:
     """Run a proof's cases on one backend, one after the other."""
+    needed = max((case.world_size for case in proof.on(backend)), default=0) if backend == "nccl" else 0
+    if needed > (found := _devices()):
+        reason = f"needs {needed} CUDA devices, found {found}"
+        return {"id": proof.fix_id, "outcome": "not-runnable", "evidence": {"reason": reason}}
     cases = {case.name: run_case(case, proof.fix_id, tree) for case in proof.on(backend)}
     outcomes: list[Outcome] = [case["outcome"] for case in cases.values()]
     evidence: dict[str, Any] = dict(cases)
     if not cases:
-        evidence["reason"] = f"this proof has no case for {backend}"
+        evidence.update(reason=f"this proof has no case for {backend}", no_case=True)
     return {"id": proof.fix_id, "outcome": worst(outcomes), "evidence": evidence}
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a proof is: cases that run on real ranks, and a judgement over what each rank saw.
 
-A proof module defines ``PROOF``. Each ``Case`` says how many ranks it takes on which backend; its ``run`` is called
-once on each rank, inside an initialised default process group, and returns JSON-able evidence. ``judge``
-is a pure function over the evidence of all ranks, so that one rank's silence can't pass for health. The
-outcome of a proof is the worst of its cases: ``timeout``, ``not-runnable``, ``defect``, ``clean``.
+A proof module defines ``PROOF``. Each ``Case`` says how many ranks it takes on which backend; its ``run`` is
+called once on each rank, inside an initialised default process group, and returns JSON-able evidence. ``judge``
+is a pure function over the evidence of all ranks, so that one rank's silence can't pass for health. The outcome
+of a proof is the worst of its cases: ``timeout``, ``not-runnable``, ``defect``, ``clean``.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of one case as a process of its own (NCCL): ``python -m megatron_fixes.proofs.rank TREE FIX CASE RANK FOLDER``."""
+"""One rank of one NCCL case as a process: ``python -m megatron_fixes.proofs.rank TREE FIX CASE RANK DIR``."""
 
 from __future__ import annotations
 

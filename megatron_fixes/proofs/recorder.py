@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records which memory each stream reads and writes, and finds pairs that nothing orders (data races).
 
-Runs on CPU under ``shim``. The program runs in one order; the recorder computes the order that a GPU would have been
-*bound* to: a vector clock a stream, joined where the program makes one stream wait for another. Two accesses
-to the same bytes, at least one a write, on different streams, with no such chain between them, are a race,
-whether or not it would have struck in one run.
+Runs on CPU under ``shim``. The program runs in one order; the recorder computes the order that a GPU would have
+been *bound* to: a vector clock a stream, joined where the program makes one stream wait for another. Two
+accesses to the same bytes, at least one a write, on different streams, with no such chain between them, are a
+race, whether or not it would have struck in one run.
 
-* Tensor operations run on the current stream. What they read and write comes from the operator's schema,
-  by storage and byte range; views touch nothing.
-* A collective runs on a stream of its process group, as NCCL's do: that stream waits for the current one at
-  the call, and ``Work.wait()`` makes the current stream wait for it.
+* Tensor operations run on the current stream. What they read and write comes from the operator's schema, by
+  storage and byte range; views touch nothing.
+* A collective runs on a stream of its process group, as NCCL's do: that stream waits for the current one at the
+  call, and ``Work.wait()`` makes the current stream wait for it.
 
 Limits: ``Work.wait()`` is taken to wait for every collective issued so far, which is exact for synchronous
-calls (the only ones on the path with several distributed-optimizer instances) and can hide a race otherwise.
-A byte range runs from a tensor's first to its last byte, so two interleaved strided views look as if they overlapped.
+calls (the only ones on the path with several distributed-optimizer instances) and can hide a race otherwise. A
+byte range runs from a tensor's first to its last byte, so two interleaved strided views look as if they
+overlapped.
 """
 
 from __future__ import annotations

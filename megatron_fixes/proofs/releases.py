@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fetches released megatron-core packages once into a cache and unpacks them; nothing is installed.
 
-``python -m megatron_fixes.proofs.releases 0.16.1 …`` fills the cache (``ci/fetch_megatron``); with no release named, all that the
-matrix knows. The wheel for Linux on x86-64 is taken whatever this machine is: only its Python files are looked at. pip does
-the downloading, so its index, proxy and certificates are the user's own, and it checks the hash that the index gives.
+``python -m megatron_fixes.proofs.releases 0.16.1 …`` fills the cache (``ci/fetch_megatron``); with no release
+named, all that the matrix knows. The wheel for Linux on x86-64 is taken whatever this machine is: only its
+Python files are looked at. pip does the downloading, so its index, proxy and certificates are the user's own,
+and it checks the hash that the index gives.
 
-A release stands in the cache whole or not at all: it is unpacked beside its place and moved there in one rename, so that
-several processes may fetch at once and one may be killed.
+A release stands in the cache whole or not at all: it is unpacked beside its place and moved there in one
+rename, so that several processes may fetch at once and one may be killed.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ arithmetic, autograd and process groups are the real ones.
 * ``torch.cuda.current_device()`` answers ``cpu``, and ``device="cuda"`` in a tensor factory means ``cpu``.
 * Streams and events are names without asynchrony: work runs at once, in program order. A listener hears every
   wait and can check afterwards what order a GPU would have been bound to (``recorder``).
-* ``torch.utils.cpp_extension.load_inline`` raises ``RuntimeError``, since megatron-core 0.15 compiles an extension
-  on import and falls back when that fails.
+* ``torch.utils.cpp_extension.load_inline`` raises ``RuntimeError``, since megatron-core 0.15 compiles an
+  extension on import and falls back when that fails.
 
 Not handled: memory (allocator, pinned memory), graphs, and anything that needs a kernel.
 """

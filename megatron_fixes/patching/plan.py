@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides, in memory and before anything is written, what ``apply`` does to a target.
+
+Without names: every needed fix that has a patch, gated ones left out; a fix that is needed but has no patch is
+reported and left. With names: those, and what they require. Refused as a whole, so that nothing is half
+applied, if any fix that was asked for (or, without names, any fix at all) has drifted or does not fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from megatron_fixes.errors import RefusedError, UsageError
+from megatron_fixes.patching.scan import Row, apply_all, read_files, scan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from megatron_fixes.catalog import Catalog
+    from megatron_fixes.catalog.series import PatchFile
+    from megatron_fixes.patching.target import Target
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be written.
+
+    Attributes:
+        patches: To apply, in series order.
+        changes: Path below the root to its bytes before and after.
+        already: Fixes asked for that the target already has (applied or fixed upstream) or does not need.
+        without_patch: Fixes that the target needs and no patch exists for.
+        required: Fixes that were not asked for but come along, with who requires them.
+    """
+
+    patches: tuple[PatchFile, ...]
+    changes: dict[str, tuple[bytes, bytes]]
+    already: tuple[Row, ...]
+    without_patch: tuple[Row, ...]
+    required: tuple[str, ...]
+
+
+def make_plan(target: Target, catalog: Catalog, only: Sequence[str] = ()) -> Plan:
+    """Plan an apply.
+
+    Args:
+        target: Read, not written.
+        catalog: The known fixes.
+        only: Fix ids asked for; empty for all.
+
+    Raises:
+        UsageError: An id that is not a known fix.
+        RefusedError: A fix has drifted, does not fit, or was asked for and has no patch for this release.
+    """
+    unknown = [fix_id for fix_id in only if fix_id not in catalog.matrix.fixes]
+    if unknown:
+        raise UsageError(
+            f"got {', '.join(unknown)}, expected ids of known fixes",
+            hint=f"Name some of {', '.join(catalog.matrix.fixes)}, separated by commas.",
+        )
+    rows = {row.finding.fix_id: row for row in scan(target, catalog)}
+    asked = {fix_id: row for fix_id, row in rows.items() if not only or fix_id in only}
+    _refuse(target, asked, named=bool(only))
+    chosen = [fix_id for fix_id, row in asked.items() if row.remedy == "patch" and (only or not _gated(catalog, row))]
+    patches: list[PatchFile] = []
+    for line in dict.fromkeys(_line(catalog, rows[fix_id]) for fix_id in chosen):
+        wanted = [fix_id for fix_id in chosen if _line(catalog, rows[fix_id]) == line]
+        patches += [p for p in catalog.series[line].closure(wanted) if rows[p.fix_id].finding.verdict != "applied"]
+    files = read_files(target, catalog)
+    after = apply_all(catalog, patches, files, target.release) if patches else {}
+    return Plan(
+        patches=tuple(patches),
+        changes={path: (files[path], content) for path, content in after.items()},
+        already=tuple(row for row in asked.values() if row.finding.verdict != "needed"),
+        without_patch=tuple(row for row in asked.values() if row.remedy == "none"),
+        required=tuple(patch.fix_id for patch in patches if patch.fix_id not in asked),
+    )
+
+
+def _line(catalog: Catalog, row: Row) -> str:
+    assert row.finding.release is not None
+    return catalog.matrix.releases[row.finding.release].line
+
+
+def _gated(catalog: Catalog, row: Row) -> bool:
+    assert row.finding.release is not None
+    patch = catalog.patch(row.finding.fix_id, row.finding.release)
+    return patch is not None and patch.header.numerics == "gated"
+
+
+def _refuse(target: Target, asked: dict[str, Row], *, named: bool) -> None:
+    drifted = [row for row in asked.values() if row.finding.verdict == "drifted"]
+    misfits = [row for row in asked.values() if row.remedy == "does-not-fit"]
+    missing = [row for row in asked.values() if row.remedy == "none" and named]
+    reasons = [f"{row.finding.fix_id} drifted ({row.finding.reason})" for row in drifted]
+    reasons += [f"{row.finding.fix_id} does not fit ({row.misfit})" for row in misfits]
+    reasons += [f"{row.finding.fix_id} has no patch for {row.finding.release} yet" for row in missing]
+    if not reasons:
+        return
+    fitting = [fix_id for fix_id, row in asked.items() if row.remedy == "patch"]
+    if fitting:
+        hint = f"Apply only what fits: --only {','.join(fitting)}."
+    elif drifted or misfits:
+        hint = "See what differs: `megatron-fixes scan` names the functions and the lines."
+    else:
+        hint = "See `megatron-fixes list` for the releases that each fix has a patch for."
+    raise RefusedError("nothing was changed: " + "; ".join(reasons), context=str(target.root), hint=hint)
