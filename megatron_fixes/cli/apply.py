@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``megatron-fixes apply``: puts the needed fixes into a target, all or nothing, and says how to take them out.
+
+An interrupted earlier transaction is mended first and said. ``--dry-run`` prints the plan and a diff that ``git
+apply`` takes, and writes nothing, not even that mending. An installed package is written to only with
+``--installed``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from megatron_fixes.cli import output
+from megatron_fixes.cli.options import as_typed, json_option, only_option, require_fixes
+from megatron_fixes.cli.scan import interruption, is_gated, print_head, row_reason
+from megatron_fixes.errors import RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from megatron_fixes.catalog import Catalog
+    from megatron_fixes.patching.plan import Plan
+    from megatron_fixes.patching.scan import Row
+    from megatron_fixes.patching.target import Target
+    from megatron_fixes.patching.transaction import Recovery
+
+_LABEL = 10
+_NO_LINE_END = "\\ No newline at end of file\n"
+
+
+def unified_diff(changes: Mapping[str, tuple[bytes, bytes]]) -> Iterator[str]:
+    """Yield the lines of a git diff of changed files, each with its line end; bytes that aren't UTF-8 are escaped."""
+    for path in sorted(changes):
+        before, after = (_lines(content) for content in changes[path])
+        yield f"diff --git a/{path} b/{path}\n"
+        for line in difflib.unified_diff(before, after, f"a/{path}", f"b/{path}"):
+            yield line if line.endswith("\n") else f"{line}\n{_NO_LINE_END}"
+
+
+def _lines(content: bytes) -> list[str]:
+    # Not splitlines(), which also splits at form feeds and more.
+    lines = content.decode("utf-8", "surrogateescape").split("\n")
+    last = lines.pop()
+    return [line + "\n" for line in lines] + ([last] if last else [])
+
+
+def recovery_sentence(recovery: Recovery) -> str:
+    """What was mended, as a sentence."""
+    done = "undone" if recovery.action == "apply" else "completed"
+    return f"mended: an interrupted {recovery.action} was {done} ({', '.join(recovery.fixes) or 'no fix'})"
+
+
+def recovery_json(recovery: Recovery | None) -> dict[str, Any] | None:
+    """What was mended, as plain values."""
+    if recovery is None:
+        return None
+    return {"action": recovery.action, "files": list(recovery.files), "fixes": list(recovery.fixes)}
+
+
+def _refuse_installed(target: Target, where: str) -> None:
+    if target.installed:
+        raise RefusedError(
+            "got an installed megatron-core, expected a checkout or an unpacked copy: an upgrade would lose the "
+            "fixes, and every program of this environment would run them",
+            context=str(target.root),
+            hint=f"Apply to an unpacked copy that stands first on PYTHONPATH, or repeat with: "
+            f"megatron-fixes apply {where} --installed",
+        )
+
+
+def _requirers(plan: Plan, fix_id: str) -> str:
+    return ", ".join(patch.fix_id for patch in plan.patches if fix_id in patch.header.requires)
+
+
+def _print_plan(plan: Plan, gated: Sequence[Row], *, done: bool) -> None:
+    verb = "applied" if done else "to apply"
+    for patch in plan.patches:
+        output.labelled(verb, f"{patch.fix_id}  {patch.header.description}", _LABEL, wrap=False)
+    for fix_id in plan.required:
+        output.labelled("", f"pulled in {fix_id} because {_requirers(plan, fix_id)} requires it", _LABEL, wrap=False)
+    for row in plan.already:
+        text = f"{row.finding.fix_id}  {row.finding.verdict}: {row_reason(row)}"
+        output.labelled("no change", text, _LABEL, wrap=False)
+    for row in plan.without_patch:
+        text = f"{row.finding.fix_id}  needed, but there is no patch for {row.finding.release} yet"
+        output.labelled("no patch", text, _LABEL, wrap=False)
+    for row in gated:
+        text = f"{row.finding.fix_id}  needed, but only applied by name: --only {row.finding.fix_id}"
+        output.labelled("gated", text, _LABEL, wrap=False)
+    for path in plan.changes:
+        output.labelled("wrote" if done else "to write", path, _LABEL, wrap=False)
+
+
+def _to_json(target: Target, plan: Plan, notes: Sequence[str], recovered: Recovery | None, dry_run: bool) -> Any:
+    return {
+        "target": str(target.root),
+        "release": target.release,
+        "applied": [patch.fix_id for patch in plan.patches],
+        "already": [row.finding.fix_id for row in plan.already],
+        "without_patch": [row.finding.fix_id for row in plan.without_patch],
+        "required": list(plan.required),
+        "files": sorted(plan.changes),
+        "notes": list(notes),
+        "recovered": recovery_json(recovered),
+        "dry_run": dry_run,
+    }
+
+
+def _left_gated(target: Target, catalog: Catalog, only: Sequence[str]) -> list[Row]:
+    """Needed fixes that an apply of everything passes over, since they must be named."""
+    from megatron_fixes.patching.scan import scan
+
+    return [] if only else [row for row in scan(target, catalog) if row.remedy == "patch" and is_gated(row, catalog)]
+
+
+def _write(target: Target, plan: Plan) -> tuple[Sequence[str], Recovery | None]:
+    from megatron_fixes.patching.hunks import touched_paths
+    from megatron_fixes.patching.journal import AppliedFix
+    from megatron_fixes.patching.transaction import commit
+
+    fixes = [AppliedFix(p.fix_id, p.sha256, tuple(touched_paths(p.text, source=p.name))) for p in plan.patches]
+    committed = commit(target, plan.changes, fixes, release=target.release)
+    return committed.notes, committed.recovered
+
+
+def _dry_run(target: Target, plan: Plan, gated: Sequence[Row], notes: Sequence[str], as_json: bool) -> int:
+    if as_json:
+        output.print_json(_to_json(target, plan, notes, None, dry_run=True))
+        return 0
+    print_head(target)
+    output.say()
+    for sentence in notes:
+        output.say(sentence, "bold yellow")
+    _print_plan(plan, gated, done=False)
+    output.say("dry run: nothing was written" if plan.changes else "nothing to do", "bold")
+    if plan.changes:
+        output.say()
+        output.diff(unified_diff(plan.changes))
+    return 0
+
+
+@click.command("apply")
+@click.argument("target_path", metavar="TARGET")
+@only_option
+@click.option("--dry-run", is_flag=True, help="Print the plan and the diff; write nothing.")
+@click.option("--installed", is_flag=True, help="Write even into an installed megatron-core.")
+@json_option
+def apply_command(target_path: str, only: tuple[str, ...], dry_run: bool, installed: bool, as_json: bool) -> int:
+    """Put the needed fixes into a Megatron-LM tree, all or nothing.
+
+    TARGET is a checkout, an unpacked source tree or a site-packages folder. Without --only: every needed fix
+    that has a patch for the tree's release. Refused as a whole if one of them has drifted or does not fit.
+    """
+    from megatron_fixes.catalog import load
+    from megatron_fixes.patching.plan import make_plan
+    from megatron_fixes.patching.target import find_target
+    from megatron_fixes.patching.transaction import recover
+
+    catalog = load()
+    require_fixes(catalog.matrix, only)
+    target = find_target(target_path)
+    where = as_typed(target, target_path)
+    if not installed:
+        _refuse_installed(target, where)
+    if dry_run:
+        notes = [sentence] if (sentence := interruption(target)) else []
+        plan = make_plan(target, catalog, only)
+        return _dry_run(target, plan, _left_gated(target, catalog, only), notes, as_json)
+    recovered = recover(target)
+    if recovered is not None and not as_json:
+        output.say(recovery_sentence(recovered), "bold yellow")
+    plan = make_plan(target, catalog, only)
+    gated = _left_gated(target, catalog, only)
+    written: Sequence[str] = ()
+    if plan.changes:
+        written, mended = _write(target, plan)
+        recovered = recovered or mended
+    if as_json:
+        output.print_json(_to_json(target, plan, written, recovered, dry_run=False))
+        return 0
+    print_head(target)
+    output.say()
+    _print_plan(plan, gated, done=True)
+    for sentence in written:
+        output.labelled("note", sentence, _LABEL, wrap=False)
+    output.say()
+    output.say(f"to take them out: megatron-fixes revert {where}" if plan.changes else "nothing to do")
+    return 0

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``megatron-fixes explain``: one fix on one screen.
+
+Symptom, cause, who is hit, since when, how it was shown, what the patch does. Taken from the matrix and from
+the head of the newest patch; a fix without a patch shows what the matrix knows.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from megatron_fixes.cli import output
+from megatron_fixes.cli.list import patched_releases
+from megatron_fixes.cli.options import json_option, require_fixes
+from megatron_fixes.cli.ranges import compact
+
+if TYPE_CHECKING:
+    from megatron_fixes.catalog import Catalog
+    from megatron_fixes.catalog.matrix import Fix, Matrix
+    from megatron_fixes.catalog.series import PatchFile
+
+_LABEL = 12
+NUMERICS = {
+    "neutral": "neutral: runs that were right stay bit-identical",
+    "changing": "changing: numbers that were wrong change",
+    "gated": "gated: changes training in a debatable way, applied only by name",
+}
+MEANS = {
+    "gloo": "real process groups on CPU",
+    "recorder": "happens-before recorder on CPU",
+    "nccl-h200": "two NVIDIA H200",
+    "untested": "not tested",
+}
+
+
+def changed_lines(patch: PatchFile) -> tuple[int, int]:
+    """How many lines a patch adds and removes."""
+    from unidiff.patch import PatchSet
+
+    files = PatchSet(patch.text)
+    return sum(file.added for file in files), sum(file.removed for file in files)
+
+
+def tested_ranges(fix: Fix, matrix: Matrix) -> dict[str, str]:
+    """Means of testing to the releases it was used on, as ranges."""
+    found: dict[str, list[str]] = {}
+    for release, cell in fix.cells.items():
+        for means in cell.tested:
+            found.setdefault(means, []).append(release)
+    return {means: compact(releases, matrix.releases) for means, releases in found.items()}
+
+
+def patches_of(catalog: Catalog, fix_id: str) -> list[PatchFile]:
+    """The patches of a fix, one a line, oldest line first."""
+    found = [catalog.series[line].get(fix_id) for line in catalog.matrix.lines()]
+    return [patch for patch in found if patch is not None]
+
+
+def facts(catalog: Catalog, fix_id: str) -> dict[str, Any]:
+    """All that is known of a fix, as plain values; what only a patch's head says is None without one."""
+    fix, patches = catalog.matrix.fixes[fix_id], patches_of(catalog, fix_id)
+    header = patches[-1].header if patches else None
+    return {
+        "id": fix_id,
+        "slug": fix.slug,
+        "symptom": fix.symptom,
+        "cause": header.paragraphs["Cause"] if header else None,
+        "hit": fix.hit,
+        "since": fix.since,
+        "affected": list(fix.affected()),
+        "fixed_in": fix.first_fixed(),
+        "upstream_status": header.upstream_status if header else None,
+        "patch_for": list(patched_releases(catalog, fix_id)),
+        "after": header.paragraphs["After this patch"] if header else None,
+        "numerics": header.numerics if header else None,
+        "requires": list(header.requires) if header else [],
+        "proof": header.proof if header else f"megatron_fixes.proofs.{fix_id.lower()}",
+        "tested": {release: list(cell.tested) for release, cell in fix.cells.items()},
+        "patches": [_patch_facts(patch) for patch in patches],
+        "links": list(fix.links),
+    }
+
+
+def _patch_facts(patch: PatchFile) -> dict[str, Any]:
+    from megatron_fixes.patching.unified import touched_paths
+
+    added, removed = changed_lines(patch)
+    files = list(touched_paths(patch.text, source=patch.name))
+    releases = list(patch.header.applies_to)
+    return {"path": str(patch.path), "releases": releases, "files": files, "added": added, "removed": removed}
+
+
+def _print(known: dict[str, Any], catalog: Catalog, fix: Fix) -> None:
+    matrix = catalog.matrix
+
+    def line(label: str, text: str, *, wrap: bool = True) -> None:
+        output.labelled(label, text, _LABEL, wrap=wrap)
+
+    output.say(f"{known['id']}  {known['slug']}", "bold")
+    output.say()
+    line("symptom", known["symptom"])
+    if known["cause"]:
+        line("cause", known["cause"])
+    line("who is hit", known["hit"])
+    line("since", known["since"])
+    line("affected", compact(known["affected"], matrix.releases) or "none of the known releases")
+    status = f" (Upstream-Status: {known['upstream_status']})" if known["upstream_status"] else ""
+    line("fixed in", (known["fixed_in"] or "no release yet") + status)
+    output.say()
+    if known["after"]:
+        line("patched", known["after"])
+        line("numerics", NUMERICS[known["numerics"]])
+        line("requires", ", ".join(known["requires"]) or "no other fix")
+    else:
+        line("patched", "there is no patch yet")
+    for at, patch in enumerate(known["patches"]):
+        files = ", ".join(patch["files"])
+        size = f"+{patch['added']} -{patch['removed']}"
+        line("" if at else "patches", f"{compact(patch['releases'], matrix.releases)}  {size}  {files}", wrap=False)
+        line("", f"git apply {shlex.quote(patch['path'])}", wrap=False)
+    output.say()
+    for at, (means, releases) in enumerate(tested_ranges(fix, matrix).items()):
+        line("" if at else "tested", f"{means} ({MEANS[means]}): {releases}")
+    line("proof", known["proof"], wrap=False)
+    release = (known["patch_for"] or known["affected"] or [*matrix.releases])[-1]
+    line("", f"megatron-fixes prove {known['id']} --release {release}", wrap=False)
+    for at, link in enumerate(known["links"]):
+        line("" if at else "links", link, wrap=False)
+
+
+@click.command("explain")
+@click.argument("fix_id", metavar="MF0001")
+@json_option
+def explain_command(fix_id: str, as_json: bool) -> int:
+    """Explain one fix: symptom, cause, who is hit, since when, how it was shown, what its patch does."""
+    from megatron_fixes.catalog import load
+
+    catalog = load()
+    fix_id = fix_id.strip().upper()
+    require_fixes(catalog.matrix, [fix_id])
+    known = facts(catalog, fix_id)
+    if as_json:
+        output.print_json(known)
+    else:
+        _print(known, catalog, catalog.matrix.fixes[fix_id])
+    return 0

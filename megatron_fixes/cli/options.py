@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that several commands share: names separated by commas or given again, releases, fix ids, the target.
+
+``--only MF0001,mf0003``, ``--only "MF0001, MF0003"`` and ``--only MF0001 --only MF0003`` mean the same. An
+option that is given but names nothing is refused: for ``apply`` it would otherwise mean everything.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import click
+
+from megatron_fixes.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from megatron_fixes.catalog.matrix import Matrix
+    from megatron_fixes.patching.target import Target
+
+ALL = "all"
+
+
+def split_names(values: Iterable[str]) -> tuple[str, ...]:
+    """Names out of comma separated values, each once, in the order given."""
+    return tuple(dict.fromkeys(part.strip() for value in values for part in value.split(",") if part.strip()))
+
+
+def _names(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    names = split_names(values)
+    if values and not names:
+        raise UsageError(
+            f"got no name for {param.get_error_hint(ctx)}, expected at least one",
+            hint="Name some, separated by commas, or leave the option out.",
+        )
+    return names
+
+
+def _fix_ids(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.upper() for name in _names(ctx, param, values)))
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, errors too.")
+only_option = click.option(
+    "--only", multiple=True, callback=_fix_ids, metavar="ID,...", help="These fixes only, and what they require."
+)
+release_option = click.option(
+    "--release", "releases", multiple=True, callback=_names, metavar="X.Y.Z,...", help="Releases, or 'all'."
+)
+variant_option = click.option(
+    "--variant",
+    "variants",
+    multiple=True,
+    callback=_names,
+    metavar="NAME,...",
+    help="vanilla, patched (default: both).",
+)
+fix_ids_argument = click.argument("fix_ids", nargs=-1, callback=_fix_ids, metavar="[MF0001 ...]")
+
+
+def require_fixes(matrix: Matrix, fix_ids: Iterable[str]) -> None:
+    """Refuse ids that are not known fixes.
+
+    Raises:
+        UsageError: Unknown; the hint lists what is known.
+    """
+    unknown = [fix_id for fix_id in fix_ids if fix_id not in matrix.fixes]
+    if unknown:
+        raise UsageError(
+            f"got {', '.join(unknown)}, expected ids of known fixes",
+            hint=f"Name some of {', '.join(matrix.fixes)}; `megatron-fixes list` says what they are.",
+        )
+
+
+def known_releases(matrix: Matrix, given: Iterable[str]) -> tuple[str, ...]:
+    """The releases that are meant: ``all`` is all of the matrix; ``v0.16.1`` and ``core_v0.16.1`` are taken too.
+
+    Raises:
+        UsageError: A release that the matrix does not know; the hint lists what is known.
+    """
+    found: list[str] = []
+    for name in given:
+        release = name.lower().removeprefix("core_").removeprefix("v")
+        if release == ALL:
+            found += matrix.releases
+        elif release in matrix.releases:
+            found.append(release)
+        else:
+            raise UsageError(
+                f"got release {name!r}, expected one that is known here",
+                hint=f"Name some of {', '.join(matrix.releases)}, or {ALL}.",
+            )
+    return tuple(dict.fromkeys(found))
+
+
+def as_typed(target: Target, typed: str | None) -> str:
+    """The target as a word for the shell: as the user named it, else its root."""
+    return shlex.quote(typed if typed is not None else str(target.root))

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command that does with plain git what ``apply`` and ``revert`` do, for the user to type.
+
+Inside another repository's work tree git passes over every file in silence and exits with 0, so there the search for a
+repository is stopped above the target.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from megatron_fixes.patching.target import Target
+
+
+def git_apply(target: Target, patches: Iterable[Path], *, reverse: bool = False) -> str:
+    """Return the shell command that applies patch files to a target, or takes them out.
+
+    Args:
+        target: The tree.
+        patches: In the order in which they were, or are to be, applied.
+        reverse: Take them out, the last one first.
+    """
+    files = list(patches)
+    if reverse:
+        files.reverse()
+    words = ["git", "-C", str(target.root), "apply", *(["-R"] if reverse else []), *map(str, files)]
+    command = " ".join(shlex.quote(word) for word in words)
+    if target.git_dir is None and any((parent / ".git").exists() for parent in target.root.parents):
+        command = f"GIT_CEILING_DIRECTORIES={shlex.quote(str(target.root.parent))} {command}"
+    return command

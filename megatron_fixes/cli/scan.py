@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``megatron-fixes scan``: what each fix is to a target, why, and what to type next. Reads only.
+
+Exit code 0 whatever was found; with ``--check`` 1 if a fix is needed or a touched function has drifted. What
+differs in a drifted function is shown up to 20 lines a fix.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from megatron_fixes.cli import output
+from megatron_fixes.cli.options import as_typed, json_option
+from megatron_fixes.errors import RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from megatron_fixes.catalog import Catalog
+    from megatron_fixes.catalog.matrix import Matrix
+    from megatron_fixes.catalog.verdict import Difference
+    from megatron_fixes.patching.scan import Row
+    from megatron_fixes.patching.target import Target
+
+MAX_DIFFERENCE_LINES = 20
+
+
+def row_reason(row: Row) -> str:
+    """Why the verdict is what it is and, where a patch doesn't fit, why not; one line."""
+    if not row.misfit:
+        return row.finding.reason
+    return f"{row.finding.reason}; the patch does not fit: {row.misfit.splitlines()[0]}"
+
+
+def to_json(target: Target, rows: Sequence[Row], matrix: Matrix) -> dict[str, Any]:
+    """The findings as plain values."""
+    fixes = [
+        {
+            "id": row.finding.fix_id,
+            "slug": matrix.fixes[row.finding.fix_id].slug,
+            "verdict": row.finding.verdict,
+            "remedy": row.remedy,
+            "reason": row_reason(row),
+        }
+        for row in rows
+    ]
+    source = target.release_source or None
+    return {"target": str(target.root), "release": target.release, "release_source": source, "fixes": fixes}
+
+
+def difference_lines(differences: Sequence[Difference], limit: int = MAX_DIFFERENCE_LINES) -> list[str]:
+    """How functions differ from the nearest known texts: a line each for the function and its changes."""
+    lines: list[str] = []
+    for difference in differences:
+        path, _, name = difference.function.partition("::")
+        lines.append(f"  {name} in {path}, nearest known text: {difference.nearest}")
+        lines += [f"    {change}" for change in difference.changes]
+    if len(lines) > limit:
+        lines[limit:] = [f"    ... and {len(lines) - limit} more"]
+    return lines
+
+
+def is_gated(row: Row, catalog: Catalog) -> bool:
+    """Whether the patch for a row changes training in a debatable way, so that it must be asked for by name."""
+    release = row.finding.release
+    patch = catalog.patch(row.finding.fix_id, release) if release is not None else None
+    return patch is not None and patch.header.numerics == "gated"
+
+
+def next_step(rows: Sequence[Row], catalog: Catalog, target: Target, where: str) -> str:
+    """The one command to type after this scan."""
+    ids = {row.finding.fix_id: row for row in rows}
+    fitting = [fix_id for fix_id, row in ids.items() if row.remedy == "patch" and not is_gated(row, catalog)]
+    blocked = [
+        fix_id for fix_id, row in ids.items() if row.finding.verdict == "drifted" or row.remedy == "does-not-fit"
+    ]
+    bare = [fix_id for fix_id, row in ids.items() if row.remedy == "none"]
+    if fitting:
+        only = f" --only {','.join(fitting)}" if blocked else ""
+        return f"megatron-fixes apply {where}{only}"
+    if blocked or bare:
+        return f"megatron-fixes explain {(blocked or bare)[0]}"
+    if any(row.finding.verdict == "applied" for row in rows) and target.release in catalog.matrix.releases:
+        return f"megatron-fixes prove --release {target.release}"
+    return "megatron-fixes list"
+
+
+def print_head(target: Target) -> None:
+    """Print which tree it is, its release, and what named the release."""
+    output.labelled("target", str(target.root) + (" (installed)" if target.installed else ""), 9, wrap=False)
+    release = f"{target.release} ({target.release_source})" if target.release else "unknown (no file or tag names it)"
+    output.labelled("release", release, 9, wrap=False)
+
+
+def interruption(target: Target) -> str:
+    """What the journal says of a transaction that was cut short, as a sentence; empty if nothing was."""
+    from megatron_fixes.patching.transaction import read_state
+
+    try:
+        state = read_state(target)
+    except RefusedError as error:
+        return f"the journal can't be read: {error.message} ({error.context})"
+    if state is None or state.interrupted is None:
+        return ""
+    way = "undo" if state.interrupted == "apply" else "complete"
+    return f"interrupted: an earlier {state.interrupted} was cut short; the next apply or revert will {way} it"
+
+
+def _print(target: Target, rows: Sequence[Row], catalog: Catalog, where: str) -> None:
+    print_head(target)
+    output.say()
+    output.table(
+        ("fix", "verdict", "remedy", "what", "reason", "symptom"),
+        [
+            (
+                row.finding.fix_id,
+                row.finding.verdict,
+                row.remedy or "",
+                catalog.matrix.fixes[row.finding.fix_id].slug,
+                row.finding.reason,
+                catalog.matrix.fixes[row.finding.fix_id].symptom,
+            )
+            for row in rows
+        ],
+        stacked=3,
+    )
+    for row in rows:
+        lines = difference_lines(row.finding.differences)
+        if row.misfit:
+            lines += [f"  {line}" for line in row.misfit.splitlines()]
+        if lines:
+            output.say()
+            what = "drifted" if row.finding.verdict == "drifted" else "does not fit"
+            output.say(f"{row.finding.fix_id} {what}:", "bold yellow")
+        for line in lines:
+            output.say(line)
+    output.say()
+    if sentence := interruption(target):
+        output.say(sentence, "bold yellow")
+    output.say(f"next: {next_step(rows, catalog, target, where)}")
+
+
+@click.command("scan")
+@click.argument("target", required=False)
+@click.option("--check", is_flag=True, help="End with 1 if a fix is needed or has drifted.")
+@json_option
+def scan_command(target: str | None, check: bool, as_json: bool) -> int:
+    """Say what each fix is to a Megatron-LM tree. Writes nothing.
+
+    TARGET is a checkout, an unpacked source tree or a site-packages folder; left out, it is what `import
+    megatron.core` would choose here.
+    """
+    from megatron_fixes.catalog import load
+    from megatron_fixes.patching.scan import scan
+    from megatron_fixes.patching.target import find_target
+
+    catalog = load()
+    found = find_target(target)
+    rows = scan(found, catalog)
+    if as_json:
+        output.print_json(to_json(found, rows, catalog.matrix))
+    else:
+        _print(found, rows, catalog, as_typed(found, target))
+    bad = any(row.finding.verdict in ("needed", "drifted") for row in rows)
+    return 1 if check and bad else 0
