@@ -93,7 +93,7 @@ def _definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
                 yield qualname, child
             else:
                 yield from _definitions(child, f"{qualname}.")
-        elif isinstance(child, (ast.If, ast.Try, ast.With)):
+        elif isinstance(child, (ast.stmt, ast.ExceptHandler)):
             yield from _definitions(child, prefix)
 
 

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real patches on the real releases: every closed subset applies, in every allowed order, to one result.
+
+Needs the megatron-core packages, which are fetched once into the cache; nothing of them is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+from megatron_fixes import catalog
+from megatron_fixes.patching.hunks import apply_patch, touched_paths
+from megatron_fixes.patching.lint import lint
+from megatron_fixes.patching.scan import scan, verdicts
+from megatron_fixes.patching.target import find_target
+from megatron_fixes.proofs.releases import fetch
+
+CATALOG = catalog.load()
+RELEASES = tuple(CATALOG.matrix.releases)
+PATCHES = [(line, patch) for line, series in CATALOG.series.items() for patch in series.patches]
+ROOT = Path(__file__).parents[2]
+
+
+def series_of(release: str) -> catalog.Series:
+    return CATALOG.series[CATALOG.matrix.releases[release].line]
+
+
+def pristine(release: str) -> dict[str, bytes]:
+    tree = fetch(release, CATALOG.matrix)
+    paths = {path for patch in series_of(release).patches for path in touched_paths(patch.text)}
+    return {path: (tree / path).read_bytes() for path in paths}
+
+
+def test_no_patch_or_series_breaks_a_rule() -> None:
+    assert [str(fault) for fault in lint(catalog.patches_root(), CATALOG.matrix)] == []
+
+
+@pytest.mark.parametrize("release", [r for r in RELEASES if series_of(r).patches])
+def test_every_closed_subset_applies_in_every_allowed_order_to_one_result(release: str) -> None:
+    for subset in series_of(release).closed_subsets():
+        results = set()
+        for order in permutations(subset):
+            before = [{p.fix_id for p in order[:at]} for at in range(len(order))]
+            if not all(have.issuperset(patch.header.requires) for have, patch in zip(before, order, strict=True)):
+                continue
+            files = pristine(release)
+            for patch in order:
+                files.update(apply_patch(patch.text, files, source=patch.name))
+            results.add(tuple(sorted(files.items())))
+            found = verdicts(CATALOG, files, release)
+            present = {fix_id for fix_id, finding in found.items() if finding.verdict == "applied"}
+            assert present == {patch.fix_id for patch in subset}
+        assert len(results) == 1
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_scan_says_of_every_release_what_the_matrix_says(release: str) -> None:
+    rows = {row.finding.fix_id: row for row in scan(find_target(fetch(release, CATALOG.matrix)), CATALOG)}
+    for fix_id, fix in CATALOG.matrix.fixes.items():
+        needed = fix.cells[release].verdict == "needed"
+        assert rows[fix_id].finding.verdict == fix.cells[release].verdict
+        assert rows[fix_id].finding.release == release
+        assert rows[fix_id].remedy == (None if not needed else "patch" if CATALOG.patch(fix_id, release) else "none")
+
+
+@pytest.mark.parametrize(("line", "patch"), PATCHES, ids=[patch.name for _, patch in PATCHES])
+def test_index_lines_name_the_real_bytes_before_and_after(line: str, patch: catalog.PatchFile) -> None:
+    def blob(content: bytes) -> str:
+        return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+    for release in patch.header.applies_to:
+        files = pristine(release)
+        for required in series_of(release).closure(patch.header.requires):
+            files.update(apply_patch(required.text, files, source=required.name))
+        for path, after in apply_patch(patch.text, files, source=patch.name).items():
+            assert f"index {blob(files[path])}..{blob(after)} 100644" in patch.text
+
+
+@pytest.mark.parametrize("release", [r for r in RELEASES if series_of(r).patches])
+def test_plain_git_apply_gives_the_same_bytes(tmp_path: Path, release: str) -> None:
+    files = pristine(release)
+    for path, content in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(content)
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    for patch in series_of(release).patches:
+        subprocess.run(["git", "-C", tmp_path, "apply", patch.path], check=True)
+        files.update(apply_patch(patch.text, files, source=patch.name))
+    assert {path: (tmp_path / path).read_bytes() for path in files} == files
+
+
+def test_the_table_of_fingerprints_is_what_would_be_recorded_now() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "record_fingerprints.py"), "--check"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verdicts follow the text, need every touched function, and never call an unknown text fine."""
+
+from __future__ import annotations
+
+import pytest
+
+from megatron_fixes.catalog.fingerprint import functions
+from megatron_fixes.catalog.known import Known, KnownFunction, Place
+from megatron_fixes.catalog.matrix import Cell, Fix
+from megatron_fixes.catalog.verdict import Finding, Seen, judge
+
+OLD = "def start():\n    a()\n    b()\n\ndef finish():\n    c()\n    d()\n"
+FIXED = OLD.replace("a()", "a(1)").replace("c()", "c(1)")
+UPSTREAM = OLD.replace("a()", "a(2)").replace("c()", "c(2)")
+BEFORE = OLD.replace("b()", "e()").replace("d()", "e()")
+TEXTS = {
+    (OLD, "0.2.0", ()),
+    (OLD, "0.2.1", ()),
+    (FIXED, "0.2.0", ("MF0001",)),
+    (FIXED, "0.2.1", ("MF0001",)),
+    (UPSTREAM, "0.3.0", ()),
+    (BEFORE, "0.1.0", ()),
+}
+
+
+def known() -> Known:
+    table: dict[str, dict[str, KnownFunction]] = {}
+    for text, release, fixes in sorted(TEXTS):
+        for name, (found,) in functions(text).items():
+            row = table.setdefault(f"m.py::{name}", {})
+            places = (*(row[found.hash].places if found.hash in row else ()), Place(release, fixes))
+            row[found.hash] = KnownFunction(found.hash, places, tuple(s.hash for s in found.statements))
+    names = ("m.py::finish", "m.py::start")
+    return Known(1, {}, {"MF0001": names}, {name: tuple(row.values()) for name, row in table.items()})
+
+
+def fix() -> Fix:
+    verdicts = {"0.1.0": "not-affected", "0.2.0": "needed", "0.2.1": "needed", "0.3.0": "fixed-upstream"}
+    cells = {release: Cell(verdict, ("gloo",)) for release, verdict in verdicts.items()}  # type: ignore[arg-type]
+    return Fix("slug", "symptom", "hit", "0.2.0", (), cells)
+
+
+def look(text: str) -> dict[str, Seen]:
+    found = functions(text)
+    return {f"m.py::{n}": Seen(tuple(found.get(n, ())), source=tuple(text.splitlines())) for n in ("start", "finish")}
+
+
+def verdict(text: str, claimed: str | None = None) -> Finding:
+    return judge("MF0001", fix(), known(), look(text), claimed)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "release"),
+    [
+        (OLD, "needed", "0.2.0"),
+        (FIXED, "applied", "0.2.0"),
+        (UPSTREAM, "fixed-upstream", "0.3.0"),
+        (BEFORE, "not-affected", "0.1.0"),
+    ],
+)
+def test_a_known_text_gets_its_verdict_whatever_the_target_claims(text: str, expected: str, release: str) -> None:
+    for claimed in (None, "0.1.0", "0.2.0", "0.3.0", "9.9.9"):
+        finding = verdict(text, claimed)
+        assert (finding.verdict, finding.release) == (expected, release)
+
+
+def test_a_claim_that_the_text_contradicts_is_pointed_out() -> None:
+    assert verdict(OLD, "0.3.0").reason == "finish, start as in 0.2.0, 0.2.1, though the target calls itself 0.3.0"
+    assert verdict(OLD, "0.2.1").reason == "finish, start as in 0.2.0, 0.2.1"
+
+
+def test_the_claimed_release_breaks_a_tie() -> None:
+    assert verdict(OLD, "0.2.1").release == "0.2.1"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (OLD.replace("a()", "a(1)"), "half applied: start has the fix, finish has not"),
+        (OLD.replace("a()", "a(2)"), "a mixture of releases"),
+        (OLD.replace("a()", "other()"), "start is not a known text"),
+        (OLD.split("def finish", maxsplit=1)[0], "finish not found in m.py"),
+        (OLD + OLD, "start defined 2 times in m.py"),
+    ],
+)
+def test_any_text_that_no_release_explains_is_drifted_and_says_why(text: str, reason: str) -> None:
+    finding = verdict(text, "0.2.0")
+    assert (finding.verdict, finding.release) == ("drifted", None)
+    assert reason in finding.reason
+
+
+def test_a_missing_file_is_drifted() -> None:
+    seen = {name: Seen(problem="m.py not found") for name in ("m.py::start", "m.py::finish")}
+    finding = judge("MF0001", fix(), known(), seen, "0.3.0")
+    assert (finding.verdict, finding.reason) == ("drifted", "m.py not found")
+
+
+def test_a_drifted_function_shows_its_own_lines_and_how_many_known_ones_are_gone() -> None:
+    (difference,) = verdict(OLD.replace("    b()\n", "    mine()\n    b()\n").replace("    a()\n", "")).differences
+    assert difference.function == "m.py::start"
+    assert any("2: mine()" in change and change.startswith("+") for change in difference.changes)
+    assert any(change.startswith("- 1 known statement") for change in difference.changes)
+
+
+def test_a_changed_signature_alone_is_shown() -> None:
+    (difference,) = verdict(OLD.replace("def start():", "def start(x):")).differences
+    assert difference.changes == ("+ the signature or decorators differ",)
