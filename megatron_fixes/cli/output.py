@@ -113,7 +113,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, stacked: int
 
     Args:
         headers: One for each column.
-        rows: Cells; a line break in one stays on a terminal and becomes "; " in a pipe.
+        rows: Cells; a line break in one stays on a terminal and becomes " | " in a pipe.
         stacked: So many of the last columns stand under one another on a terminal; the others keep to one line.
     """
     if is_terminal():
@@ -126,7 +126,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, stacked: int
 def plain_lines(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Lay out rows as aligned plain text, one line a row, upper-case headers first."""
     cells = [[header.upper() for header in headers]]
-    cells += [["; ".join(cell.splitlines()) or "-" for cell in row] for row in rows]
+    cells += [[" | ".join(cell.splitlines()) or "-" for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headers))]
     return [_GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
@@ -145,7 +145,7 @@ def _print_on_terminal(headers: Sequence[str], rows: Sequence[Sequence[str]], st
         last = Text("\n").join(
             Text(cell, "bold" if stacked > 1 and at == 0 else "") for at, cell in enumerate(row[first:]) if cell
         )
-        shown.add_row(*(Text(cell, STYLES.get(cell, "")) for cell in row[:first]), last)
+        shown.add_row(*(Text(cell, STYLES.get(cell.partition(":")[0], "")) for cell in row[:first]), last)
     _console().print(shown)
 
 
@@ -163,10 +163,17 @@ def print_json(value: object) -> None:
     print(json.dumps(value, indent=2))
 
 
-def failure(error: MegatronFixesError, *, as_json: bool) -> None:
-    """Print an error: for a person on stderr, and as JSON on stdout where that was asked for."""
+def failure(error: MegatronFixesError, *, as_json: bool, **beside: object) -> None:
+    """Print an error: for a person on stderr, and as JSON on stdout where that was asked for.
+
+    Args:
+        error: What failed.
+        as_json: Print JSON too.
+        beside: More keys of the JSON document, left out if empty: what was done before it failed.
+    """
     if as_json:
-        print_json({"error": {"message": error.message, "context": error.context, "hint": error.hint}})
+        fields = {"message": error.message, "context": error.context, "hint": error.hint}
+        print_json({"error": fields, **{key: value for key, value in beside.items() if value}})
     lines = [f"error: {error.message}"]
     lines += [f"  where: {error.context}"] if error.context else []
     lines += [f"  hint: {error.hint}"] if error.hint else []
