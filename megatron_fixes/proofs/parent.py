@@ -33,8 +33,8 @@ from megatron_fixes.proofs.proof import worst
 if TYPE_CHECKING:
     from megatron_fixes.proofs.proof import Backend, Case, Outcome, Proof
 
-# Ranks notice a lost peer themselves a little before the case's deadline ends them, and peers of a rank that failed
-# get this long to fail as well.
+# Peers of a rank that failed get this long to fail as well; a process group's own timeout comes this much after the
+# case's deadline, so that a hang is always told by the deadline.
 GRACE_S = 5.0
 
 
@@ -79,13 +79,13 @@ def run_rank(case: Case, rank: int, folder: Path) -> None:
             init_method=f"file://{folder / 'rendezvous'}",
             rank=rank,
             world_size=case.world_size,
-            timeout=timedelta(seconds=max(case.timeout_s - GRACE_S, 1.0)),
+            timeout=timedelta(seconds=case.timeout_s + GRACE_S),
         )
-        evidence = case.run(rank)
+        evidence = json.dumps(case.run(rank))
     except BaseException as error:
         (folder / f"{rank}.error").write_text(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
         raise
-    (folder / f"{rank}.part").write_text(json.dumps(evidence))
+    (folder / f"{rank}.part").write_text(evidence)
     os.replace(folder / f"{rank}.part", folder / f"{rank}.json")
 
 
@@ -135,6 +135,16 @@ def _wait(pids: dict[int, int], deadline: float) -> dict[int, int | None]:
     return codes
 
 
+def _first_to_fail(folder: Path, failed: dict[int, int]) -> int:
+    """The rank that is the cause: peers that lost it fail after it, and none of them is ended by a signal."""
+
+    def order(rank: int) -> tuple[bool, int]:
+        error = folder / f"{rank}.error"
+        return failed[rank] >= 0, error.stat().st_mtime_ns if error.exists() else sys.maxsize
+
+    return min(failed, key=order)
+
+
 def _failure(folder: Path, rank: int, code: int) -> str:
     error = folder / f"{rank}.error"
     if error.exists():
@@ -159,10 +169,8 @@ def run_case(case: Case, fix_id: str, tree: Path) -> dict[str, Any]:
         failed = {rank: code for rank, code in codes.items() if code}
         late = [rank for rank, code in codes.items() if code is None]
         if failed:
-            # The first to fail is the cause; peers that lost it fail after.
-            files = {rank: folder / f"{rank}.error" for rank in failed}
-            first = min(failed, key=lambda r: files[r].stat().st_mtime_ns if files[r].exists() else sys.maxsize)
-            return {**report, "outcome": "not-runnable", "summary": _failure(folder, first, failed[first])}
+            cause = _first_to_fail(folder, failed)
+            return {**report, "outcome": "not-runnable", "summary": _failure(folder, cause, failed[cause])}
         if late:
             summary = f"ranks {late} not done after {case.timeout_s:g} s"
             return {**report, "outcome": "timeout", "summary": summary}

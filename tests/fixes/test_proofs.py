@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every fix on every release: the defect shows where the matrix says so, and is gone with the patch.
+
+Needs torch (CPU) and the megatron-core packages, which are fetched once into the cache. Real DistributedDataParallel
+and pipeline schedules, real gloo process groups.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import cache
+from typing import Any
+
+import pytest
+from unidiff import PatchSet
+
+from megatron_fixes import catalog
+from megatron_fixes.patching.hunks import apply_patch
+from megatron_fixes.proofs.__main__ import VARIANTS, expected_outcome, run_parent, variant_tree
+from megatron_fixes.proofs.releases import fetch
+
+CATALOG = catalog.load()
+FIXES = tuple(CATALOG.matrix.fixes)
+PATCHES = [patch for series in CATALOG.series.values() for patch in series.patches]
+CELLS = [(release, variant, fix) for release in CATALOG.matrix.releases for variant in VARIANTS for fix in FIXES]
+
+
+@cache
+def prove(release: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """Run everything over one release, as the command line does."""
+    command = [sys.executable, "-m", "megatron_fixes.proofs", "--release", release]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    return {(event["variant"], event["id"]): event for event in events if event["event"] == "result"}
+
+
+@pytest.mark.parametrize(("release", "variant", "fix_id"), CELLS, ids=["-".join(cell) for cell in CELLS])
+def test_the_outcome_is_the_one_that_the_matrix_leads_one_to_expect(release: str, variant: str, fix_id: str) -> None:
+    result = prove(release)[variant, fix_id]
+    assert result["outcome"] == expected_outcome(CATALOG, fix_id, release, variant), result["evidence"]
+    assert result["expected"] == result["outcome"]
+    if result["outcome"] != "not-runnable":
+        # Not one case out of several: each shows the defect by itself.
+        assert {case["outcome"] for case in result["evidence"].values()} == {result["outcome"]}
+
+
+@pytest.mark.parametrize("line", [line for line, series in CATALOG.series.items() if len(series.patches) > 1])
+def test_each_closed_subset_mends_what_is_in_it_and_nothing_else(line: str) -> None:
+    release = CATALOG.matrix.lines()[line][-1]
+    series = CATALOG.series[line]
+    for subset in list(series.closed_subsets())[1:-1]:
+        ids = [patch.fix_id for patch in subset]
+        with variant_tree(CATALOG, release, "patched", ids) as tree:
+            outcomes = {result["id"]: result["outcome"] for result in run_parent(tree, "gloo", series.ids())}
+        assert outcomes == {fix_id: "clean" if fix_id in ids else "defect" for fix_id in series.ids()}
+
+
+HUNKS = [
+    pytest.param(patch, number, id=f"{patch.name.split('-')[0]}-hunk{number + 1}")
+    for patch in PATCHES
+    for number in range(sum(len(file) for file in PatchSet(patch.text)))
+]
+
+
+@pytest.mark.parametrize(("patch", "number"), HUNKS)
+def test_without_any_one_hunk_the_proof_does_not_pass(patch: catalog.PatchFile, number: int) -> None:
+    release = patch.header.applies_to[-1]
+    (file,) = PatchSet(patch.text)
+    head = f"diff --git {file.source_file} {file.target_file}\n--- {file.source_file}\n+++ {file.target_file}\n"
+    rest = head + "".join(str(hunk) for at, hunk in enumerate(file) if at != number)
+    original = (fetch(release, CATALOG.matrix) / file.path).read_bytes()
+    with variant_tree(CATALOG, release, "patched", [patch.fix_id]) as tree:
+        (tree / file.path).write_bytes(apply_patch(rest, {file.path: original}, source="all hunks but one")[file.path])
+        (result,) = run_parent(tree, "gloo", [patch.fix_id])
+    assert result["outcome"] in ("defect", "not-runnable")
+    if result["outcome"] == "not-runnable":
+        # The code broke without the hunk; it is not that the proof found no ground to stand on.
+        assert "grad_reduce" in json.dumps(result["evidence"])

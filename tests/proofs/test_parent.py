@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The harness tells a defect from a proof that could not be carried out, is bounded in time, and leaves no process.
+
+Real ranks over gloo. Each scenario is a case of its own, run in a process of its own as the harness is.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+PREAMBLE = """
+import json, os, signal, sys, time
+from pathlib import Path
+import torch, torch.distributed as dist
+from megatron_fixes.proofs.parent import run_case
+from megatron_fixes.proofs.proof import Case, Judgement
+
+def add(rank):
+    value = torch.tensor([float(rank)])
+    dist.all_reduce(value)
+    return {"sum": value.item()}
+
+def judge(evidence):
+    good = all(e["sum"] == 3.0 for e in evidence)
+    return Judgement("clean" if good else "defect", f"{len(evidence)} ranks")
+"""
+
+SCENARIOS = {
+    "right": ("add", "clean", "3 ranks"),
+    "wrong": ("lambda rank: {**add(rank), 'sum': rank}", "defect", "3 ranks"),
+    "raises": (
+        "lambda rank: add(rank) if rank else 1 / 0",
+        "not-runnable",
+        "rank 0: ZeroDivisionError: division by zero",
+    ),
+    "killed": (
+        "lambda rank: add(rank) if rank else os.kill(os.getpid(), signal.SIGKILL)",
+        "not-runnable",
+        "rank 0: ended with exit code -9",
+    ),
+    "hangs": (
+        "lambda rank: add(rank) if rank < 2 else time.sleep(60)",
+        "timeout",
+        "ranks [0, 1, 2] not done after 2 s",
+    ),
+    "says nothing": ("lambda rank: {**add(rank), 'time': object()}", "not-runnable", "not JSON serializable"),
+}
+
+
+def run(code: str) -> tuple[dict[str, Any], float]:
+    program = f"{PREAMBLE}\ncase = Case('c', 'gloo', 3, {code}, judge, timeout_s=2.0)\n"
+    program += "print(json.dumps(run_case(case, 'MF0000', Path('.'))))\n"
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), time.monotonic() - started
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_what_ranks_do_becomes_the_right_outcome(name: str) -> None:
+    code, outcome, summary = SCENARIOS[name]
+    report, _ = run(code)
+    assert report["outcome"] == outcome
+    assert summary in report["summary"]
+    assert ("by_rank" in report) == (outcome in ("clean", "defect"))
+
+
+def test_a_hanging_rank_is_ended_and_nothing_is_left_running() -> None:
+    marker = "'megatron-fixes-test-marker'"
+    report, elapsed = run(f"lambda rank: ({marker}, time.sleep(600))")
+    assert report["outcome"] == "timeout"
+    assert elapsed < 30
+    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert marker not in left
+
+
+def test_ranks_whose_peer_failed_are_not_waited_for_until_the_deadline() -> None:
+    program = (
+        f"{PREAMBLE}\ncase = Case('c', 'gloo', 2, lambda r: 1 / 0 if r else time.sleep(600), judge, timeout_s=120.0)\n"
+    )
+    program += "print(json.dumps(run_case(case, 'MF0000', Path('.'))))\n"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["outcome"] == "not-runnable"
+    assert "rank 1: ZeroDivisionError" in report["summary"]
+    assert report["seconds"] < 30
