@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 README = Path(__file__).resolve().parent.parent / "README.md"
 LETTERS = {"gloo": "g", "recorder": "r", "nccl-h200": "n", "untested": "?"}
 LEGEND = """\
-*patch*: needed, and there is a patch; **needed**: no patch for this release yet; *upstream*: fixed by Megatron-LM itself;
+*patch*: needed, and there is a patch; **needed**: no patch for this release yet; *upstream*: fixed by Megatron-LM;
 \N{EN DASH}: does not have the defect. Seen by `megatron-fixes prove` with g: real process groups on CPU (gloo), r: the
 happens-before recorder on CPU, n: NCCL on two NVIDIA H200; ?: not tested."""
 

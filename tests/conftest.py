@@ -3,11 +3,14 @@
 
 ``@pytest.mark.gpu`` needs one CUDA device, ``@pytest.mark.gpu(count=2)`` two. torch is imported only when such a test
 was collected, so that everything else runs without it.
+
+``release_tree`` is a real, unpacked release of megatron-core, fetched once into the cache: copy it before writing.
 """
 
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import pytest
 
@@ -31,3 +34,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if (found := cuda_devices()) < needed:
             devices = "device" if needed == 1 else "devices"
             item.add_marker(pytest.mark.skip(reason=f"needs {needed} CUDA {devices}, found {found}"))
+
+
+@pytest.fixture(scope="session")
+def release_tree() -> Path:
+    """The unpacked files of megatron-core 0.16.1, to be read only."""
+    from megatron_fixes.catalog.data import matrix_path
+    from megatron_fixes.catalog.matrix import load_matrix
+    from megatron_fixes.proofs.releases import fetch
+
+    return fetch("0.16.1", load_matrix(matrix_path()))

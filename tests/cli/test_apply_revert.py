@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``apply`` and ``revert`` on real 0.16.1 files: all or nothing, twice is once, and back to the byte."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_fixes import catalog
+
+Cli = Callable[..., Any]
+BUFFER = "megatron/core/distributed/param_and_grad_buffer.py"
+PATCHES = [p for p in catalog.load().series["core_v0.16"].patches if "0.16.1" in p.header.applies_to]
+IDS = [patch.fix_id for patch in PATCHES]
+
+
+def test_apply_twice_then_revert_as_processes_gives_the_same_bytes(process: Cli, tree: Path, contents: Any) -> None:
+    before = contents(tree)
+    first = process("apply", tree)
+    assert (first.code, first.err) == (0, "")
+    for fix_id in IDS:
+        assert f"applied   {fix_id}" in first.out
+    assert first.out.splitlines()[-1] == f"to take them out: megatron-fixes revert {tree}"
+    patched = contents(tree)
+    assert patched[BUFFER] != before[BUFFER]
+    assert {fix["verdict"] for fix in process("scan", tree, "--json").json["fixes"]} == {"applied"}
+    second = process("apply", tree)
+    assert (second.code, second.out.splitlines()[-1]) == (0, "nothing to do")
+    assert contents(tree) == patched
+    back = process("revert", tree)
+    assert back.code == 0 and f"restored  {BUFFER}" in back.out
+    assert contents(tree) == before
+    again = process("revert", tree)
+    assert (again.code, again.out.splitlines()[-1]) == (0, "nothing to revert")
+
+
+def test_the_result_is_what_git_apply_gives(cli: Cli, git: Cli, tree: Path, buffer: Path) -> None:
+    assert cli("apply", tree).code == 0
+    ours = buffer.read_bytes()
+    assert cli("revert", tree).code == 0
+    git(tree, "init", "-q")
+    git(tree, "apply", *(str(patch.path) for patch in PATCHES))
+    assert buffer.read_bytes() == ours
+
+
+def test_json_of_both_has_the_agreed_shape(cli: Cli, tree: Path) -> None:
+    done = cli("apply", tree, "--json")
+    head = {"target": str(tree), "release": "0.16.1"}
+    applied = {"applied": IDS, "already": [], "without_patch": [], "required": [], "files": [BUFFER], "notes": []}
+    assert done.json == {**head, **applied, "recovered": None, "dry_run": False}
+    applied.update(applied=[], already=IDS, files=[])
+    assert cli("apply", tree, "--json").json == {**head, **applied, "recovered": None, "dry_run": False}
+    done = cli("revert", tree, "--json")
+    assert done.json == {**head, "reverted": IDS, "files": [BUFFER], "notes": [], "recovered": None}
+
+
+@pytest.mark.parametrize("arguments", [["--only", "mf0003"], ["--only", " MF0003 , mf0003"], ["--only=MF0003,"]])
+def test_only_takes_ids_however_they_are_written(cli: Cli, tree: Path, arguments: list[str]) -> None:
+    assert cli("apply", tree, *arguments, "--json").json["applied"] == ["MF0003"]
+    assert cli("apply", tree, "--only", "MF0001", "--only", "MF0003", "--json").json["applied"] == ["MF0001"]
+
+
+@pytest.mark.parametrize("ids", ["MF9999", "x", "", ","])
+def test_only_refuses_what_is_no_fix(cli: Cli, tree: Path, contents: Any, ids: str) -> None:
+    before = contents(tree)
+    done = cli("apply", tree, "--only", ids)
+    assert done.code == 2 and done.err.startswith("error: got ")
+    assert contents(tree) == before
+
+
+def test_dry_run_writes_nothing_and_prints_a_diff_that_git_takes(
+    cli: Cli, git: Cli, tree: Path, buffer: Path, contents: Any, tmp_path: Path
+) -> None:
+    before = contents(tree)
+    done = cli("apply", tree, "--dry-run")
+    assert done.code == 0 and "dry run: nothing was written" in done.out
+    assert contents(tree) == before
+    assert cli("apply", tree, "--dry-run", "--json").json["dry_run"] is True
+    assert contents(tree) == before
+    (tmp_path / "dry.patch").write_text(done.out, encoding="utf-8")
+    git(tree, "init", "-q")
+    git(tree, "apply", str(tmp_path / "dry.patch"))
+    by_git = buffer.read_bytes()
+    buffer.write_bytes(before[BUFFER])
+    assert cli("apply", tree).code == 0
+    assert buffer.read_bytes() == by_git
+
+
+def test_drift_refuses_the_whole_and_names_what_fits(cli: Cli, tree: Path, buffer: Path, contents: Any) -> None:
+    old = b"torch.cuda.default_stream().wait_stream(self.communication_stream)"
+    buffer.write_bytes(buffer.read_bytes().replace(old, b"pass"))
+    before = contents(tree)
+    done = cli("apply", tree, "--json")
+    assert done.code == 1
+    assert list(done.json["error"]) == ["message", "context", "hint"]
+    assert done.json["error"]["message"].startswith("nothing was changed: MF0001 drifted")
+    assert done.err.startswith("error: nothing was changed")
+    assert contents(tree) == before
+
+
+def test_a_file_that_cannot_be_written_is_refused(cli: Cli, tree: Path, buffer: Path, contents: Any) -> None:
+    buffer.chmod(0o444)
+    before = contents(tree)
+    done = cli("apply", tree)
+    assert (done.code, done.out) == (1, "")
+    assert "  where: " in done.err and "  hint: " in done.err
+    assert contents(tree) == before
+
+
+def test_an_installed_package_is_refused_unless_asked_for(cli: Cli, tree: Path, tmp_path: Path, contents: Any) -> None:
+    site = tmp_path / "site-packages"
+    os.rename(tree, site)
+    before = contents(site)
+    done = cli("apply", site)
+    assert done.code == 1 and "--installed" in done.err
+    assert contents(site) == before
+    assert cli("apply", site, "--installed").code == 0
+    assert cli("revert", site).code == 0
+    assert contents(site) == before
+
+
+def test_revert_names_the_command_for_what_git_applied(cli: Cli, git: Cli, tree: Path, contents: Any) -> None:
+    before = contents(tree)
+    git(tree, "init", "-q")
+    git(tree, "apply", *(str(patch.path) for patch in PATCHES))
+    done = cli("revert", tree)
+    assert done.code == 1 and "git apply" in done.err
+    command = done.err.split("Take them out with: ")[1].strip()
+    subprocess.run(command, shell=True, check=True, timeout=60)
+    assert contents(tree) == before
+    assert cli("revert", tree).code == 0
+
+
+def test_the_command_also_works_inside_another_repository(cli: Cli, git: Cli, tree: Path, contents: Any) -> None:
+    before = contents(tree)
+    git(tree, "init", "-q", str(tree.parent))
+    assert cli("apply", tree).code == 0
+    (tree / ".megatron-fixes" / "journal.json").unlink(missing_ok=True)
+    for path in sorted((tree / ".megatron-fixes").rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    (tree / ".megatron-fixes").rmdir()
+    command = cli("revert", tree).err.split("Take them out with: ")[1].strip()
+    subprocess.run(command, shell=True, check=True, timeout=60)
+    assert contents(tree) == before
+
+
+def test_revert_leaves_what_git_had_applied_before_and_says_so(cli: Cli, git: Cli, tree: Path, contents: Any) -> None:
+    git(tree, "init", "-q")
+    git(tree, "apply", str(PATCHES[0].path))
+    before = contents(tree)
+    assert cli("apply", tree, "--json").json["already"] == [PATCHES[0].fix_id]
+    done = cli("revert", tree)
+    assert done.code == 0 and f"{PATCHES[0].fix_id} stayed" in done.out
+    assert contents(tree) == before
+
+
+def test_a_patch_of_which_one_byte_changed_is_not_used(process: Cli, checkout: Path, tree: Path, contents: Any) -> None:
+    patch = checkout / "patches" / PATCHES[0].name
+    content = patch.read_bytes()
+    patch.write_bytes(content.replace(b"current_stream", b"current_Stream", 1))
+    assert patch.read_bytes() != content
+    before = contents(tree)
+    done = process("apply", tree, root=checkout)
+    assert done.code == 70 and done.err.startswith("error: got sha256 ")
+    assert f"  where: {patch}" in done.err
+    assert contents(tree) == before
+
+
+def test_a_gated_fix_is_applied_by_name_only(process: Cli, checkout: Path, tree: Path) -> None:
+    patch = checkout / "patches" / PATCHES[0].name
+    patch.write_bytes(patch.read_bytes().replace(b"Numerics: changing", b"Numerics: gated"))
+    table = checkout / "megatron_fixes" / "catalog" / "fingerprints.json"
+    known = json.loads(table.read_bytes())
+    known["patches"][PATCHES[0].name] = hashlib.sha256(patch.read_bytes()).hexdigest()
+    table.write_text(json.dumps(known))
+    done = process("apply", tree, root=checkout)
+    assert done.code == 0 and f"only applied by name: --only {PATCHES[0].fix_id}" in done.out
+    done = process("apply", tree, "--only", PATCHES[0].fix_id, "--json", root=checkout)
+    assert done.json["applied"] == [PATCHES[0].fix_id]
+
+
+def test_what_is_required_comes_along_and_is_said(process: Cli, checkout: Path, tree: Path) -> None:
+    first, second = (checkout / "patches" / patch.name for patch in PATCHES[:2])
+    del first
+    second.write_bytes(second.read_bytes().replace(b"Requires:\n", f"Requires: {IDS[0]}\n".encode()))
+    table = checkout / "megatron_fixes" / "catalog" / "fingerprints.json"
+    known = json.loads(table.read_bytes())
+    known["patches"][PATCHES[1].name] = hashlib.sha256(second.read_bytes()).hexdigest()
+    table.write_text(json.dumps(known))
+    done = process("apply", tree, "--only", IDS[1], root=checkout)
+    assert done.code == 0 and f"pulled in {IDS[0]} because {IDS[1]} requires it" in done.out

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is printed where: a terminal, a pipe, a stream without UTF-8, NO_COLOR."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_fixes import catalog
+from megatron_fixes.cli.output import plain_lines
+
+Cli = Callable[..., Any]
+ROOT = Path(__file__).resolve().parents[2]
+COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7]m")
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def on_terminal(*arguments: object, columns: int = 100, **variables: str) -> tuple[int, str]:
+    """Run the command line with a terminal as its stdout and stderr; return exit code and text."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "LINES", "FORCE_COLOR")}
+    environment = {**kept, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", **variables}
+    command = [sys.executable, "-m", "megatron_fixes", *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, stdin=theirs, env=environment)
+    os.close(theirs)
+    text = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            text += chunk
+    except OSError:
+        pass  # Linux says EIO when the last writer is gone
+    os.close(ours)
+    return process.wait(timeout=60), text.decode("utf-8").replace("\r\n", "\n")
+
+
+def test_a_terminal_gets_a_coloured_table_within_its_width(tree: Path) -> None:
+    code, text = on_terminal("scan", tree, columns=90)
+    assert code == 0
+    assert COLOUR.search(text) and "─" in text
+    lines = ESCAPE.sub("", text).splitlines()
+    table = lines[next(at for at, line in enumerate(lines) if line.startswith("fix ")) : lines.index("", 4)]
+    assert len(table) > 4 and max(map(len, table)) <= 90
+    assert lines[-1] == f"next: megatron-fixes apply {tree}"
+
+
+def test_no_color_is_respected(tree: Path) -> None:
+    code, text = on_terminal("scan", tree, NO_COLOR="1")
+    assert code == 0 and "─" in text
+    assert not COLOUR.search(text)
+
+
+def test_a_dumb_terminal_gets_no_escapes(tree: Path) -> None:
+    code, text = on_terminal("scan", tree, TERM="dumb")
+    assert code == 0 and "\x1b" not in text
+
+
+def test_errors_are_in_colour_on_a_terminal_too() -> None:
+    code, text = on_terminal("explain", "MF9999")
+    assert code == 2 and COLOUR.search(text)
+    assert ESCAPE.sub("", text).startswith("error: got MF9999")
+
+
+@pytest.mark.parametrize("command", ["list", "list --release all", "explain MF0003", "scan", "apply --dry-run"])
+def test_a_pipe_gets_no_escapes_and_no_boxes(process: Cli, tree: Path, command: str) -> None:
+    where = [tree] if command.split(maxsplit=1)[0] in ("scan", "apply") else []
+    done = process(*command.split(), *where, COLUMNS="40")
+    assert done.code == 0
+    assert "\x1b" not in done.out and not set("│─┌┃━…") & set(done.out)
+
+
+def test_a_row_in_a_pipe_is_one_line_whatever_the_width(process: Cli) -> None:
+    done = process("list", COLUMNS="40")
+    for fix_id, fix in catalog.load().matrix.fixes.items():
+        (line,) = [line for line in done.out.splitlines() if line.startswith(fix_id)]
+        assert fix.slug in line and line.endswith(fix.symptom)
+
+
+@pytest.mark.parametrize(
+    "variables", [{"LC_ALL": "C"}, {"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}]
+)
+def test_a_stream_without_utf8_does_not_crash(process: Cli, tree: Path, variables: dict[str, str]) -> None:
+    odd = tree.rename(tree.with_name("Mégatron-\udcff"))
+    for arguments in (["scan", odd], ["scan", odd, "--json"], ["apply", odd, "--dry-run"], ["scan", odd / "nowhere"]):
+        done = process(*arguments, **variables)
+        assert done.code == (2 if arguments[1] != odd else 0), done.err
+        assert "Traceback" not in done.err and "bug" not in done.err
+    code, text = on_terminal("scan", odd, **variables)
+    assert code == 0 and "MF0001" in text
+
+
+def test_plain_lines_are_aligned_and_mark_empty_cells() -> None:
+    assert plain_lines(("a", "bb"), [("xyz", ""), ("", "1\n2")]) == ["A    BB", "xyz  -", "-    1 | 2"]
