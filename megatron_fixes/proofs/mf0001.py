@@ -6,9 +6,12 @@ the reduction comes after the writes of the gradients, and later reads come afte
 
 * ``recorder`` (CPU, gloo): the happens-before recorder over two real steps on a side stream; also on the
   default stream, where no release races, so that a recorder that cries wolf is caught.
-* ``wrong-gradients`` (two GPUs, NCCL): a slow kernel sits on the side stream between the loss and the
-  gradients, so that an unordered reduction reads them too early; each step's gradients are compared with the
-  reference.
+* ``wrong-gradients`` (two GPUs, NCCL): a step on a side stream, with a slow kernel between the loss and the
+  gradients, so that an unordered reduction reads them too early; each step is compared with the reference.
+* ``built-on-side-stream`` (two GPUs, NCCL): DDP built on a side stream, as Megatron-LM's ``get_model`` does since
+  0.14.0, and the step on the default stream: autograd accumulates, and calls the hooks, on the stream of the build.
+
+Each GPU case runs the same steps with a DDP built and used on the default stream, where no release is wrong.
 
 Shards of size 1 on two GPUs are enough here: the reduction across instances carries the sum.
 """
@@ -119,15 +122,30 @@ def _gpu_steps(rank: int, ddp: Any, stream: Any) -> int:
 def _wrong_gradients(rank: int) -> dict[str, Any]:
     parallel_state.initialize_model_parallel(num_distributed_optimizer_instances=2)
     ddp = wrap(_model(GPU_HIDDEN).cuda(), transformer_config(), instances=2, bucket_size=1)
-    side = _gpu_steps(rank, ddp, torch.cuda.Stream())
-    control = _gpu_steps(rank, ddp, torch.cuda.default_stream())
     return {
-        "wrong_steps": side,
-        "steps": GPU_STEPS,
-        "wrong_steps_on_default_stream": control,
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "wrong_steps": _gpu_steps(rank, ddp, torch.cuda.Stream()),
+        "wrong_steps_on_default_stream": _gpu_steps(rank, ddp, torch.cuda.default_stream()),
+    }
+
+
+def _slow_accumulation(gradient: torch.Tensor) -> None:
+    torch.cuda._sleep(DELAY_CYCLES // 10)
+
+
+def _built_on_side_stream(rank: int) -> dict[str, Any]:
+    parallel_state.initialize_model_parallel(num_distributed_optimizer_instances=2)
+    control = wrap(_model(GPU_HIDDEN).cuda(), transformer_config(), instances=2, bucket_size=1)
+    module = _model(GPU_HIDDEN).cuda()
+    torch.cuda.synchronize()
+    # As Megatron-LM's get_model does since 0.14.0; autograd then accumulates these gradients on that stream.
+    with torch.cuda.stream(torch.cuda.Stream()):
+        ddp = wrap(module, transformer_config(), instances=2, bucket_size=1)
+    torch.cuda.synchronize()
+    for parameter in (*ddp.module.parameters(), *control.module.parameters()):
+        parameter.register_hook(_slow_accumulation)
+    return {
+        "wrong_steps": _gpu_steps(rank, ddp, torch.cuda.default_stream()),
+        "wrong_steps_on_default_stream": _gpu_steps(rank, control, torch.cuda.default_stream()),
     }
 
 
@@ -145,5 +163,6 @@ PROOF = Proof(
     (
         Case("recorder", "gloo", 4, _record, judge_record),
         Case("wrong-gradients", "nccl", 2, _wrong_gradients, judge_gradients, timeout_s=120.0),
+        Case("built-on-side-stream", "nccl", 2, _built_on_side_stream, judge_gradients, timeout_s=120.0),
     ),
 )
