@@ -94,6 +94,10 @@ def _print_plan(plan: Plan, gated: Sequence[Row], *, done: bool) -> None:
         output.labelled("wrote" if done else "to write", path, _LABEL, wrap=False)
 
 
+def _nothing(plan: Plan) -> str:
+    return "nothing to do" + ("; see `megatron-fixes list` for the releases with a patch" if plan.without_patch else "")
+
+
 def _to_json(target: Target, plan: Plan, notes: Sequence[str], recovered: Recovery | None, dry_run: bool) -> Any:
     return {
         "target": str(target.root),
@@ -135,7 +139,7 @@ def _dry_run(target: Target, plan: Plan, gated: Sequence[Row], notes: Sequence[s
     for sentence in notes:
         output.say(sentence, "bold yellow")
     _print_plan(plan, gated, done=False)
-    output.say("dry run: nothing was written" if plan.changes else "nothing to do", "bold")
+    output.say("dry run: nothing was written" if plan.changes else _nothing(plan), "bold")
     if plan.changes:
         output.say()
         output.diff(unified_diff(plan.changes))
@@ -187,5 +191,5 @@ def apply_command(target_path: str, only: tuple[str, ...], dry_run: bool, instal
     for sentence in written:
         output.labelled("note", sentence, _LABEL, wrap=False)
     output.say()
-    output.say(f"to take them out: megatron-fixes revert {where}" if plan.changes else "nothing to do")
+    output.say(f"to take them out: megatron-fixes revert {where}" if plan.changes else _nothing(plan))
     return 0

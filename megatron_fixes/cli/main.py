@@ -110,6 +110,10 @@ def _bug(error: Exception) -> MegatronFixesError:
 
 
 def _run(arguments: list[str]) -> int:
+    if not arguments:
+        with click.Context(cli, info_name=PROGRAM) as context:
+            output.note(cli.get_help(context))
+        return UsageError.exit_code
     code = cli.main(arguments, prog_name=PROGRAM, standalone_mode=False)
     sys.stdout.flush()
     return code if isinstance(code, int) else 0
@@ -129,9 +133,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         return READER_GONE
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        return error.exit_code
     except click.ClickException as error:
         failure = _of_click(error)
     except MegatronFixesError as error:

@@ -62,6 +62,18 @@ def difference_lines(differences: Sequence[Difference], limit: int = MAX_DIFFERE
     return lines
 
 
+def details(rows: Sequence[Row]) -> dict[tuple[str, tuple[str, ...]], list[str]]:
+    """What differs, each with the fixes that it is the reason for: several may touch one function."""
+    found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for row in rows:
+        lines = difference_lines(row.finding.differences)
+        lines += [f"  {line}" for line in row.misfit.splitlines()]
+        if lines:
+            what = "drifted" if row.finding.verdict == "drifted" else "does not fit"
+            found.setdefault((what, tuple(lines)), []).append(row.finding.fix_id)
+    return found
+
+
 def is_gated(row: Row, catalog: Catalog) -> bool:
     """Whether the patch for a row changes training in a debatable way, so that it must be asked for by name."""
     release = row.finding.release
@@ -126,14 +138,9 @@ def _print(target: Target, rows: Sequence[Row], catalog: Catalog, where: str) ->
         ],
         stacked=3,
     )
-    for row in rows:
-        lines = difference_lines(row.finding.differences)
-        if row.misfit:
-            lines += [f"  {line}" for line in row.misfit.splitlines()]
-        if lines:
-            output.say()
-            what = "drifted" if row.finding.verdict == "drifted" else "does not fit"
-            output.say(f"{row.finding.fix_id} {what}:", "bold yellow")
+    for (what, lines), fix_ids in details(rows).items():
+        output.say()
+        output.say(f"{', '.join(fix_ids)} {what}:", "bold yellow")
         for line in lines:
             output.say(line)
     output.say()

@@ -62,7 +62,7 @@ def test_a_drifted_function_is_shown_with_what_differs(cli: Cli, tree: Path, buf
     buffer.write_bytes(buffer.read_bytes().replace(OLD, b"wait_for_everything(self)"))
     done = cli("scan", tree)
     assert done.code == 0
-    assert "MF0001 drifted:" in done.out
+    assert "\nMF0001, MF0003 drifted:\n" in done.out
     assert f"start_grad_sync in {BUFFER}, nearest known text: 0.16.1" in done.out
     assert ": wait_for_everything(self)" in done.out
     assert done.out.splitlines()[-1] == "next: megatron-fixes explain MF0001"
