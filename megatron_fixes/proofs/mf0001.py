@@ -80,7 +80,9 @@ def judge_record(evidence: Sequence[dict[str, Any]]) -> Judgement:
     races = sum(e["races"] for e in evidence)
     if races:
         first = next(e["example"][0] for e in evidence if e["races"])
-        return Judgement("defect", f"{races} races in {RECORDED_STEPS} steps on {len(evidence)} ranks; first: {first}")
+        return Judgement(
+            "defect", f"{races} races in {RECORDED_STEPS} steps on {len(evidence)} ranks, such as: {first}"
+        )
     return Judgement("clean", f"0 races in {RECORDED_STEPS} steps on {len(evidence)} ranks")
 
 

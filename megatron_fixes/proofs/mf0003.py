@@ -165,15 +165,14 @@ def _pipeline(rank: int, *, chunks: int) -> dict[str, Any]:
 
 def judge(evidence: Sequence[dict[str, Any]]) -> Judgement:
     """Defect if any step left a wrong element in any rank's shard."""
-    counts = {step: wrong_elements(evidence, step) for step in evidence[0]["steps"]}
-    if all(wrong == 0 for wrong, _ in counts.values()):
-        return Judgement(
-            "clean", f"mean gradients right in {len(counts)} of {len(counts)} steps on {len(evidence)} ranks"
-        )
-    bad = [f"{step}: {wrong} of {total} elements" for step, (wrong, total) in counts.items() if wrong]
+    counts = [wrong_elements(evidence, step) for step in evidence[0]["steps"]]
+    bad = [wrong for wrong, _ in counts if wrong]
+    if not bad:
+        return Judgement("clean", f"mean gradients right in {len(counts)} of {len(counts)} steps")
     stages = sorted({e["stage"] for e in evidence if "stage" in e and any(s["wrong"] for s in e["steps"].values())})
-    where = f" on pipeline stage {', '.join(map(str, stages))}" if stages else ""
-    return Judgement("defect", f"wrong mean gradients{where}; " + "; ".join(bad))
+    where = f" on pipeline stage {' and '.join(map(str, stages))}" if stages else ""
+    elements = f"{sum(bad)} of {sum(total for _, total in counts)} elements"
+    return Judgement("defect", f"wrong mean gradients in {len(bad)} of {len(counts)} steps{where} ({elements})")
 
 
 PROOF = Proof(
