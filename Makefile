@@ -32,7 +32,7 @@ TORCH_STAMP := $(VENV)/.$(if $(TORCH),$(subst $() ,-,$(subst /,-,$(TORCH))),no-t
 QUIET := $(if $(MAKE_TERMOUT),,--quiet --quiet)
 PIP = $(BIN)/python -m pip --disable-pip-version-check install $(QUIET)
 NEEDS_TORCH := tests/proofs tests/fixes tests/gpu
-RELEASE_TREE := $(VENV)/releases/$(DEMO_RELEASE)
+DEMO_TREE := $(VENV)/demo
 
 .PHONY: help setup test lint format ruff types imports pytest demo clean
 
@@ -72,10 +72,14 @@ format: $(READY) ## let ruff rewrite what it can
 	@$(BIN)/python -m ruff format .
 	@$(BIN)/python -m ruff check --fix .
 
-demo: $(READY) $(RELEASE_TREE)/.ready ## scan a Megatron release, then show its defects and their absence
-	@echo "== megatron-fixes scan (megatron-core $(DEMO_RELEASE))"
-	@$(BIN)/megatron-fixes scan $(RELEASE_TREE)
-	@echo "== megatron-fixes prove (megatron-core $(DEMO_RELEASE))"
+demo: $(READY) ## scan, mend and restore a Megatron release; then show its defects and their absence
+	@echo "== megatron-core $(DEMO_RELEASE) from the package index"
+	@PYTHON=$(BIN)/python ci/fetch_megatron $(DEMO_RELEASE)
+	@rm -rf $(DEMO_TREE) && mkdir -p $(DEMO_TREE)
+	@cp -r "$$(PYTHON=$(BIN)/python ci/fetch_megatron $(DEMO_RELEASE) | sed 's/^[^ ]*  //')/megatron" $(DEMO_TREE)
+	@for command in scan apply scan revert; do \
+	  echo; echo "== megatron-fixes $$command $(DEMO_TREE)"; $(BIN)/megatron-fixes $$command $(DEMO_TREE); done
+	@echo; echo "== megatron-fixes prove --release $(DEMO_RELEASE)"
 	@$(BIN)/megatron-fixes prove --release $(DEMO_RELEASE)
 
 clean: ## remove .venv and everything that tools have left
@@ -96,12 +100,4 @@ $(TORCH_STAMP): $(VENV)/.python
 $(VENV)/.ready: pyproject.toml setup.py megatron_fixes/__init__.py $(TORCH_STAMP)
 	@echo "== $(VENV): megatron-fixes and its tools"
 	@$(PIP) --editable ".[test,lint$(if $(TORCH),$(,)prove)]"
-	@touch $@
-
-$(RELEASE_TREE)/.ready: | $(READY)
-	@echo "== $(RELEASE_TREE): megatron-core $(DEMO_RELEASE) from the package index"
-	@rm -rf $(@D) && mkdir -p $(@D)
-	@$(BIN)/python -m pip --disable-pip-version-check download $(QUIET) --no-deps --only-binary=:all: \
-	  --python-version 3.11 --dest $(@D)/wheel "megatron-core==$(DEMO_RELEASE)"
-	@$(BIN)/python -m zipfile -e $(@D)/wheel/*.whl $(@D)
 	@touch $@
