@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes or remakes one patch file from an edited copy of a release.
 
-``python scripts/refresh_patch.py start MF0042 some-slug 0.16.1 DIR`` unpacks the release with what the fix requires into DIR,
-ready to be edited. ``python scripts/refresh_patch.py write MF0042 some-slug 0.16.1 DIR`` diffs DIR against that same base and
-writes the body of ``patches/core_v0.16/MF0042-some-slug.patch``; a head that is there is kept (its Last-Update set to today),
-else one is begun for you to fill in, and the patch is added to the end of the series.
+``python scripts/refresh_patch.py start MF0042 some-slug 0.16.1 DIR`` unpacks the release with what the fix
+requires into DIR, ready to be edited. ``python scripts/refresh_patch.py write MF0042 some-slug 0.16.1 DIR``
+diffs DIR against that same base and writes the body of ``patches/core_v0.16/MF0042-some-slug.patch``; a head
+that is there is kept (its Last-Update set to today), else one is begun for you to fill in, and the patch is
+added to the end of the series.
 
 Then: edit the head, add the row to ``compat_matrix.yaml``, run ``scripts/record_fingerprints.py`` and the lint.
 """
