@@ -42,3 +42,8 @@ def matrix_path() -> Path:
 def fingerprints_path() -> Path:
     """The generated table of known functions."""
     return _PACKAGE / "catalog" / "fingerprints.json"
+
+
+def compiled_matrix_path() -> Path:
+    """The same matrix as generated JSON, for where a YAML parser would cost too much."""
+    return _PACKAGE / "catalog" / "matrix.json"

@@ -93,13 +93,19 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def load_matrix(path: Path) -> Matrix:
     """Read and validate the matrix.
 
-    Raises:
-        DataError: Not YAML, a value of the wrong kind (its path is named), or a fix without a cell for a release.
-    """
-    import msgspec.yaml
+    Args:
+        path: ``compat_matrix.yaml``, or its generated form, which ends with ``.json``.
 
+    Raises:
+        DataError: Neither YAML nor JSON, a value of the wrong kind (its path is named), or a fix without a cell for a release.
+    """
     try:
-        matrix = msgspec.yaml.decode(path.read_bytes(), type=Matrix)
+        if path.suffix == ".json":
+            matrix = msgspec.json.decode(path.read_bytes(), type=Matrix)
+        else:
+            import msgspec.yaml
+
+            matrix = msgspec.yaml.decode(path.read_bytes(), type=Matrix)
     except (OSError, msgspec.MsgspecError) as error:
         raise DataError(str(error), context=str(path), hint="Correct the file at the path named.") from error
     for fix_id, fix in matrix.fixes.items():

@@ -118,9 +118,13 @@ def scan(target: Target, catalog: Catalog) -> list[Row]:
     Raises:
         UsageError: A file that fixes touch can't be read.
     """
-    files = read_files(target, catalog)
-    findings = verdicts(catalog, files, target.release)
-    return [_remedied(findings, fix_id, catalog, files, target.release) for fix_id in sorted(findings)]
+    return scan_files(read_files(target, catalog), catalog, target.release)
+
+
+def scan_files(files: Mapping[str, bytes], catalog: Catalog, claimed: str | None) -> list[Row]:
+    """What every known fix is to some files of a target that claims to be a release, in order of number."""
+    findings = verdicts(catalog, files, claimed)
+    return [_remedied(findings, fix_id, catalog, files, claimed) for fix_id in sorted(findings)]
 
 
 def _remedied(
