@@ -15,15 +15,13 @@ import click
 
 from megatron_fixes.cli import output
 from megatron_fixes.cli.options import as_typed, json_option, only_option, require_fixes
-from megatron_fixes.cli.scan import interruption, is_gated, print_head, row_reason
+from megatron_fixes.cli.scan import interruption, print_head, row_reason
 from megatron_fixes.errors import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from megatron_fixes.catalog import Catalog
     from megatron_fixes.patching.plan import Plan
-    from megatron_fixes.patching.scan import Row
     from megatron_fixes.patching.target import Target
     from megatron_fixes.patching.transaction import Recovery
 
@@ -75,7 +73,7 @@ def _requirers(plan: Plan, fix_id: str) -> str:
     return ", ".join(patch.fix_id for patch in plan.patches if fix_id in patch.header.requires)
 
 
-def _print_plan(plan: Plan, gated: Sequence[Row], *, done: bool) -> None:
+def _print_plan(plan: Plan, *, done: bool) -> None:
     verb = "applied" if done else "to apply"
     for patch in plan.patches:
         output.labelled(verb, f"{patch.fix_id}  {patch.header.description}", _LABEL, wrap=False)
@@ -87,7 +85,7 @@ def _print_plan(plan: Plan, gated: Sequence[Row], *, done: bool) -> None:
     for row in plan.without_patch:
         text = f"{row.finding.fix_id}  needed, but there is no patch for {row.finding.release} yet"
         output.labelled("no patch", text, _LABEL, wrap=False)
-    for row in gated:
+    for row in plan.gated:
         text = f"{row.finding.fix_id}  needed, but only applied by name: --only {row.finding.fix_id}"
         output.labelled("gated", text, _LABEL, wrap=False)
     for path in plan.changes:
@@ -113,24 +111,14 @@ def _to_json(target: Target, plan: Plan, notes: Sequence[str], recovered: Recove
     }
 
 
-def _left_gated(target: Target, catalog: Catalog, only: Sequence[str]) -> list[Row]:
-    """Needed fixes that an apply of everything passes over, since they must be named."""
-    from megatron_fixes.patching.scan import scan
-
-    return [] if only else [row for row in scan(target, catalog) if row.remedy == "patch" and is_gated(row, catalog)]
-
-
 def _write(target: Target, plan: Plan) -> tuple[Sequence[str], Recovery | None]:
-    from megatron_fixes.patching.hunks import touched_paths
-    from megatron_fixes.patching.journal import AppliedFix
     from megatron_fixes.patching.transaction import commit
 
-    fixes = [AppliedFix(p.fix_id, p.sha256, tuple(touched_paths(p.text, source=p.name))) for p in plan.patches]
-    committed = commit(target, plan.changes, fixes, release=target.release)
+    committed = commit(target, plan.changes, plan.fixes, release=target.release)
     return committed.notes, committed.recovered
 
 
-def _dry_run(target: Target, plan: Plan, gated: Sequence[Row], notes: Sequence[str], as_json: bool) -> int:
+def _dry_run(target: Target, plan: Plan, notes: Sequence[str], as_json: bool) -> int:
     if as_json:
         output.print_json(_to_json(target, plan, notes, None, dry_run=True))
         return 0
@@ -138,7 +126,7 @@ def _dry_run(target: Target, plan: Plan, gated: Sequence[Row], notes: Sequence[s
     output.say()
     for sentence in notes:
         output.say(sentence, "bold yellow")
-    _print_plan(plan, gated, done=False)
+    _print_plan(plan, done=False)
     output.say("dry run: nothing was written" if plan.changes else _nothing(plan), "bold")
     if plan.changes:
         output.say()
@@ -172,12 +160,11 @@ def apply_command(target_path: str, only: tuple[str, ...], dry_run: bool, instal
     if dry_run:
         notes = [sentence] if (sentence := interruption(target)) else []
         plan = make_plan(target, catalog, only)
-        return _dry_run(target, plan, _left_gated(target, catalog, only), notes, as_json)
+        return _dry_run(target, plan, notes, as_json)
     recovered = recover(target)
     if recovered is not None and not as_json:
         output.say(recovery_sentence(recovered), "bold yellow")
     plan = make_plan(target, catalog, only)
-    gated = _left_gated(target, catalog, only)
     written: Sequence[str] = ()
     if plan.changes:
         written, mended = _write(target, plan)
@@ -187,7 +174,7 @@ def apply_command(target_path: str, only: tuple[str, ...], dry_run: bool, instal
         return 0
     print_head(target)
     output.say()
-    _print_plan(plan, gated, done=True)
+    _print_plan(plan, done=True)
     for sentence in written:
         output.labelled("note", sentence, _LABEL, wrap=False)
     output.say()

@@ -61,7 +61,7 @@ def _apply(entries: Sequence[FilePatch], files: Mapping[str, bytes], source: str
             raise DoesNotFitError(
                 f"got no such file, expected the file that {source} edits",
                 context=entry.path,
-                hint="check that the target's release is one that this patch applies to",
+                hint="Check that the target's release is one that this patch applies to.",
             )
         image = _Image.of(before)
         for hunk in entry.hunks:

@@ -128,7 +128,7 @@ def decode(data: bytes, file: Path) -> Journal:
         raise RefusedError(f"got a journal that can't be read ({error})", context=str(file), hint=hint) from None
     if schema != SCHEMA:
         message = f"got a journal of schema {schema}, expected {SCHEMA}: another version of this tool wrote it"
-        raise RefusedError(message, context=str(file), hint="use the version of megatron-fixes that wrote it")
+        raise RefusedError(message, context=str(file), hint="Use the version of megatron-fixes that wrote it.")
     try:
         journal = msgspec.json.decode(data, type=Journal)
     except msgspec.DecodeError as error:

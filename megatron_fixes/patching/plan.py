@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from megatron_fixes.errors import RefusedError, UsageError
+from megatron_fixes.patching.hunks import touched_paths
+from megatron_fixes.patching.journal import AppliedFix
 from megatron_fixes.patching.scan import Row, apply_all, read_files, scan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from megatron_fixes.catalog import Catalog
     from megatron_fixes.catalog.series import PatchFile
@@ -31,14 +33,21 @@ class Plan:
         changes: Path below the root to its bytes before and after.
         already: Fixes asked for that the target already has (applied or fixed upstream) or does not need.
         without_patch: Fixes that the target needs and no patch exists for.
-        required: Fixes that were not asked for but come along, with who requires them.
+        gated: Needed fixes that only an apply by name puts in; empty if names were given.
+        required: Fixes that were not asked for but come along.
     """
 
     patches: tuple[PatchFile, ...]
     changes: dict[str, tuple[bytes, bytes]]
     already: tuple[Row, ...]
     without_patch: tuple[Row, ...]
+    gated: tuple[Row, ...]
     required: tuple[str, ...]
+
+    @property
+    def fixes(self) -> tuple[AppliedFix, ...]:
+        """The fixes that the changes bring, as the journal names them."""
+        return tuple(AppliedFix(p.fix_id, p.sha256, touched_paths(p.text, source=p.name)) for p in self.patches)
 
 
 def make_plan(target: Target, catalog: Catalog, only: Sequence[str] = ()) -> Plan:
@@ -62,11 +71,10 @@ def make_plan(target: Target, catalog: Catalog, only: Sequence[str] = ()) -> Pla
     rows = {row.finding.fix_id: row for row in scan(target, catalog)}
     asked = {fix_id: row for fix_id, row in rows.items() if not only or fix_id in only}
     _refuse(target, asked, named=bool(only))
-    chosen = [fix_id for fix_id, row in asked.items() if row.remedy == "patch" and (only or not _gated(catalog, row))]
-    patches: list[PatchFile] = []
-    for line in dict.fromkeys(_line(catalog, rows[fix_id]) for fix_id in chosen):
-        wanted = [fix_id for fix_id in chosen if _line(catalog, rows[fix_id]) == line]
-        patches += [p for p in catalog.series[line].closure(wanted) if rows[p.fix_id].finding.verdict != "applied"]
+    fitting = {fix_id: row for fix_id, row in asked.items() if row.remedy == "patch"}
+    gated = {} if only else {fix_id: row for fix_id, row in fitting.items() if is_gated(catalog, row)}
+    chosen = [fix_id for fix_id in fitting if fix_id not in gated]
+    patches = patches_for(catalog, rows, chosen)
     files = read_files(target, catalog)
     after = apply_all(catalog, patches, files, target.release) if patches else {}
     return Plan(
@@ -74,19 +82,34 @@ def make_plan(target: Target, catalog: Catalog, only: Sequence[str] = ()) -> Pla
         changes={path: (files[path], content) for path, content in after.items()},
         already=tuple(row for row in asked.values() if row.finding.verdict != "needed"),
         without_patch=tuple(row for row in asked.values() if row.remedy == "none"),
+        gated=tuple(gated.values()),
         required=tuple(patch.fix_id for patch in patches if patch.fix_id not in asked),
     )
+
+
+def patches_for(catalog: Catalog, rows: Mapping[str, Row], chosen: Sequence[str]) -> list[PatchFile]:
+    """The patches of some fixes with the remedy ``patch``, and of what they require and the target lacks.
+
+    Returns:
+        In series order; where a target is judged by the text of several lines, one line after the other.
+    """
+    patches: list[PatchFile] = []
+    for line in dict.fromkeys(_line(catalog, rows[fix_id]) for fix_id in chosen):
+        wanted = [fix_id for fix_id in chosen if _line(catalog, rows[fix_id]) == line]
+        patches += [p for p in catalog.series[line].closure(wanted) if rows[p.fix_id].finding.verdict != "applied"]
+    return patches
+
+
+def is_gated(catalog: Catalog, row: Row) -> bool:
+    """Whether a fix with the remedy ``patch`` is put in only by name."""
+    assert row.finding.release is not None
+    patch = catalog.patch(row.finding.fix_id, row.finding.release)
+    return patch is not None and patch.header.numerics == "gated"
 
 
 def _line(catalog: Catalog, row: Row) -> str:
     assert row.finding.release is not None
     return catalog.matrix.releases[row.finding.release].line
-
-
-def _gated(catalog: Catalog, row: Row) -> bool:
-    assert row.finding.release is not None
-    patch = catalog.patch(row.finding.fix_id, row.finding.release)
-    return patch is not None and patch.header.numerics == "gated"
 
 
 def _refuse(target: Target, asked: dict[str, Row], *, named: bool) -> None:

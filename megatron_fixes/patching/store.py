@@ -185,4 +185,4 @@ class Store:
             with contextlib.suppress(OSError):
                 os.unlink(new)
             message = f"got '{error.strerror or error}' while writing the journal"
-            raise RefusedError(message, context=str(file), hint="see to the cause, then repeat") from error
+            raise RefusedError(message, context=str(file), hint="See to the cause, then repeat.") from error

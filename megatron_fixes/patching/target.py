@@ -155,17 +155,17 @@ def _importable_root(sys_path: Sequence[str] | None) -> Path:
         raise UsageError(
             "got an importable megatron.core without its sources, expected megatron/core/__init__.py",
             context=core[0],
-            hint="reinstall megatron-core, or name the Megatron-LM tree",
+            hint="Reinstall megatron-core, or name the Megatron-LM tree.",
         )
     if spec is not None and spec.origin is not None:
         raise UsageError(
             "got a package 'megatron' without 'core', which hides any other, expected megatron.core",
             context=spec.origin,
-            hint="remove that package from the import path, or name the Megatron-LM tree",
+            hint="Remove that package from the import path, or name the Megatron-LM tree.",
         )
     raise UsageError(
         "got no importable megatron.core, expected an installed megatron-core",
-        hint="name a Megatron-LM tree, or install megatron-core",
+        hint="Name a Megatron-LM tree, or install megatron-core.",
     )
 
 

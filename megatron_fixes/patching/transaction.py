@@ -154,7 +154,7 @@ def commit(
                 raise RefusedError(
                     "got other bytes than a moment ago, expected an unchanged file",
                     context=path,
-                    hint="repeat the command when nothing else writes to the target",
+                    hint="Repeat the command when nothing else writes to the target.",
                 )
         digests = {path: (store.add(before), store.add(after)) for path, (before, after) in changes.items()}
         untouched = {record.path: _digest_now(target, record.path) for record in settled.files}
@@ -311,7 +311,7 @@ def _run(target: Target, store: Store, settled: Settled, pending: Pending) -> No
             raise RefusedError(message, context=at, hint=hint) from error
         if isinstance(error, OSError):
             message = f"got '{error.strerror or error}' while writing; every file is as it was"
-            raise RefusedError(message, context=at, hint="see to the cause, then repeat") from error
+            raise RefusedError(message, context=at, hint="See to the cause, then repeat.") from error
         raise
 
 
@@ -367,7 +367,7 @@ def _recover(target: Target, store: Store) -> Recovery | None:
             _replace(target, step, content)
         except OSError as error:
             message = f"got '{error.strerror or error}' while mending an interrupted {pending.action}"
-            raise RefusedError(message, context=step.path, hint="see to the cause, then repeat") from error
+            raise RefusedError(message, context=step.path, hint="See to the cause, then repeat.") from error
     for step in pending.steps:
         remove_leftover(real_file(target.root, step.path).with_name(step.temporary))
     _settle(store, journal.settled if undo else pending.settles_to)

@@ -16,6 +16,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,8 +28,6 @@ from typing import TYPE_CHECKING, Any
 import megatron_fixes
 from megatron_fixes import catalog
 from megatron_fixes.errors import MegatronFixesError, UsageError
-from megatron_fixes.patching.hunks import touched_paths
-from megatron_fixes.patching.journal import AppliedFix
 from megatron_fixes.patching.plan import make_plan
 from megatron_fixes.patching.target import find_target
 from megatron_fixes.patching.transaction import commit
@@ -72,8 +71,7 @@ def variant_tree(known: Catalog, release: str, variant: str, only: Sequence[str]
         shutil.copytree(pristine / "megatron", Path(folder) / "megatron", ignore=shutil.ignore_patterns("__pycache__"))
         target = find_target(folder)
         plan = make_plan(target, known, only)
-        fixes = [AppliedFix(p.fix_id, p.sha256, tuple(touched_paths(p.text))) for p in plan.patches]
-        commit(target, plan.changes, fixes, release=target.release)
+        commit(target, plan.changes, plan.fixes, release=target.release)
         yield Path(folder)
 
 
@@ -82,9 +80,11 @@ def run_parent(tree: Path, backend: str, fix_ids: Sequence[str]) -> Iterator[dic
     # Started in an empty folder, since -m puts the working directory on the path: a megatron/ lying there must not be
     # what is proved (the parent checks that too).
     command = [sys.executable, "-W", "ignore", "-m", "megatron_fixes.proofs.parent", str(tree), backend, *fix_ids]
-    package_root = str(Path(megatron_fixes.__file__).resolve().parent.parent)
-    search = [package_root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search)}
+    environment = dict(os.environ)
+    checkout = Path(megatron_fixes.__file__).resolve().parent.parent
+    if (checkout / "compat_matrix.yaml").is_file():  # an installed package is found anyway
+        search = [str(checkout), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        environment["PYTHONPATH"] = os.pathsep.join(search)
     left = list(fix_ids)
     with tempfile.TemporaryFile("w+") as log, tempfile.TemporaryDirectory(prefix="megatron-fixes-") as empty:
         parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, cwd=empty)
@@ -183,6 +183,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    # So that the parent process is ended, and folders removed, on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         sys.exit(main(sys.argv[1:]))
     except MegatronFixesError as error:

@@ -168,7 +168,7 @@ def test_a_patch_of_which_one_byte_changed_is_not_used(process: Cli, checkout: P
     assert patch.read_bytes() != content
     before = contents(tree)
     done = process("apply", tree, root=checkout)
-    assert done.code == 70 and done.err.startswith("error: got sha256 ")
+    assert done.code == 1 and done.err.startswith("error: got sha256 ")
     assert f"  where: {patch}" in done.err
     assert contents(tree) == before
 

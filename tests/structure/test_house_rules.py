@@ -23,7 +23,7 @@ SPDX = "# SPDX-License-Identifier: Apache-2.0"
 MAX_FILE_LINES = 420
 MAX_FUNCTION_LINES = 65
 VAGUE = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
-NOT_OURS = {".git", ".venv", ".nox", "build", "dist", "__pycache__", "_data", ".hypothesis", "node_modules"}
+NOT_OURS = {"build", "dist", "__pycache__", "_data", "node_modules"}
 HOME = re.compile(r"(?<![\w.~:}-])/(?:root|work|home/\w[\w.-]*|Users/\w[\w.-]*|private/var)(?=[/\s\"'`)]|$)")
 
 Rule = Callable[[Path], Iterator[str]]
@@ -32,7 +32,8 @@ Rule = Callable[[Path], Iterator[str]]
 def files(tree: Path) -> Iterator[Path]:
     """Yield the files of a tree that are written by hand: not what tools have left there."""
     for folder, below, names in os.walk(tree):
-        below[:] = sorted(b for b in below if b not in NOT_OURS and not b.endswith(("_cache", ".egg-info")))
+        hidden = {b for b in below if b.startswith(".") and b not in (".ci", ".github")}
+        below[:] = sorted(b for b in below if b not in NOT_OURS | hidden and not b.endswith(("_cache", ".egg-info")))
         yield from (Path(folder, name) for name in sorted(names))
 
 

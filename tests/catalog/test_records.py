@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No cell of the matrix says that it was tested on a GPU without a record of that run in the repository."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megatron_fixes import catalog
+
+RECORDS = sorted((Path(__file__).parents[2] / "docs" / "records").glob("*.json"))
+CATALOG = catalog.load()
+CELLS = [
+    (release, fix_id)
+    for fix_id, fix in CATALOG.matrix.fixes.items()
+    for release, cell in fix.cells.items()
+    if "nccl-h200" in cell.tested
+]
+
+
+@pytest.mark.parametrize(("release", "fix_id"), CELLS)
+def test_a_record_shows_the_defect_before_and_its_absence_after(release: str, fix_id: str) -> None:
+    seen = set()
+    for path in RECORDS:
+        record = json.loads(path.read_text("utf-8"))
+        if not all("H200" in device for device in record["machine"]["devices"]):
+            continue
+        for report in record["releases"]:
+            if (report["release"], report["backend"]) == (release, "nccl"):
+                seen |= {(r["variant"], r["outcome"]) for r in report["results"] if r["id"] == fix_id}
+    assert {("vanilla", "defect"), ("patched", "clean")} <= seen
+
+
+def test_there_is_a_cell_to_check() -> None:
+    assert CELLS
