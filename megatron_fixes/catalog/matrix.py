@@ -103,9 +103,9 @@ def load_matrix(path: Path) -> Matrix:
         if path.suffix == ".json":
             matrix = msgspec.json.decode(path.read_bytes(), type=Matrix)
         else:
-            import msgspec.yaml
+            from msgspec import yaml
 
-            matrix = msgspec.yaml.decode(path.read_bytes(), type=Matrix)
+            matrix = yaml.decode(path.read_bytes(), type=Matrix)
     except (OSError, msgspec.MsgspecError) as error:
         raise DataError(str(error), context=str(path), hint="Correct the file at the path named.") from error
     for fix_id, fix in matrix.fixes.items():
