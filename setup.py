@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the patches and the matrix into the wheel; everything else about the build is in pyproject.toml.
+"""Puts the patches, the matrix and the ``.pth`` into the wheel; all else about the build is in pyproject.toml.
 
 ``patches/`` and ``compat_matrix.yaml`` lie at the root of the source tree, where people look for them. An installed
 package has no such root, so a build copies them to ``megatron_fixes/_data/``. Three things are guaranteed: a build
 without the matrix or without any patch fails; what an earlier build left in ``build/`` never travels; and the
 permissions of the files are those that a source distribution has after unpacking, whatever the umask of the checkout,
-so that both ways to a wheel give the same bytes. Not handled: an editable install, which reads the source tree itself.
+so that both ways to a wheel give the same bytes. ``megatron-fixes.pth`` goes beside the package, where it becomes a
+file of the site directory that Python reads at start. Not handled: an editable install, which reads the source tree
+itself and has no ``.pth``.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from setuptools.command.build_py import build_py
 from setuptools.errors import SetupError
 
 ROOT = Path(__file__).resolve().parent
+PTH = "megatron-fixes.pth"
 
 
 def shipped_files() -> list[Path]:
@@ -52,6 +55,9 @@ class BuildPyWithData(build_py):
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / path, copy)
         settle_modes(package)
+        start = Path(self.build_lib) / PTH
+        shutil.copyfile(ROOT / PTH, start)
+        start.chmod(0o644)
 
 
 class BdistWheelWithSettledModes(bdist_wheel):

@@ -50,6 +50,10 @@ class DoesNotFitError(RefusedError):
     """A hunk's pre-image was not found in the target text; nothing was changed."""
 
 
+class RanksDisagreeError(RefusedError):
+    """Ranks of one job run different code; nothing was changed on any of them."""
+
+
 class DataError(MegatronFixesError):
     """A file of this distribution (patch, series, matrix, fingerprints) breaks its own rules."""
 

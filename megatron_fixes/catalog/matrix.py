@@ -97,7 +97,8 @@ def load_matrix(path: Path) -> Matrix:
         path: ``compat_matrix.yaml``, or its generated form, which ends with ``.json``.
 
     Raises:
-        DataError: Neither YAML nor JSON, a value of the wrong kind (its path is named), or a fix without a cell for a release.
+        DataError: Neither YAML nor JSON, a value of the wrong kind (its path is named), or a fix without a cell for a
+            release.
     """
     try:
         if path.suffix == ".json":

@@ -117,6 +117,11 @@ def test_wheel_carries_each_patch_and_the_matrix_unchanged(built: Built) -> None
             assert archive.read(f"megatron_fixes/_data/{path.as_posix()}") == (built.tree / path).read_bytes()
 
 
+def test_wheel_carries_the_pth_beside_the_package(built: Built) -> None:
+    with zipfile.ZipFile(built.wheel) as archive:
+        assert archive.read("megatron-fixes.pth") == (built.tree / "megatron-fixes.pth").read_bytes()
+
+
 def test_wheel_carries_every_module_and_data_file_of_the_package(built: Built) -> None:
     package = built.tree / "megatron_fixes"
     wanted = {
@@ -128,7 +133,8 @@ def test_wheel_carries_every_module_and_data_file_of_the_package(built: Built) -
 
 def test_wheel_holds_the_package_and_its_metadata_only(built: Built) -> None:
     tops = {name.split("/")[0] for name in names(built.wheel)}
-    assert tops == {"megatron_fixes", f"megatron_fixes-{built.wheel.name.split('-')[1]}.dist-info"}
+    dist_info = f"megatron_fixes-{built.wheel.name.split('-')[1]}.dist-info"
+    assert tops == {"megatron_fixes", dist_info, "megatron-fixes.pth"}
 
 
 def test_wheel_carries_licence_and_notice(built: Built) -> None:
@@ -139,7 +145,7 @@ def test_wheel_carries_licence_and_notice(built: Built) -> None:
 def test_sdist_has_what_building_needs_and_no_tests(built: Built) -> None:
     with tarfile.open(built.sdist) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "NOTICE"} <= held
+    assert {"setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "NOTICE", "megatron-fixes.pth"} <= held
     assert {path.as_posix() for path in shipped(built.tree)} <= held
     assert not [name for name in held if name.startswith(("tests", "docs", "ci/", ".", "megatron_fixes/_data"))]
 

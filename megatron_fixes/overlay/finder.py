@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The finder on ``sys.meta_path``: takes the modules that patches touch, and lets every other name pass.
+
+It holds no knowledge of its own. Until a name below ``megatron.core`` is looked for it costs one comparison an
+import; then it makes the ``Process``, which knows the touched modules and decides.
+
+Order: it sits first. A finder that was put before ours and answers itself is not asked again by Python; that such a
+module is loaded is noticed at the next import that reaches us, by ``status()``, and when the process ends.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+    from megatron_fixes.config import OverlaySettings
+    from megatron_fixes.overlay.process import Process
+
+CORE = "megatron.core"
+_BELOW_CORE = CORE + "."
+
+
+class OverlayFinder:
+    """See the module's docstring; one in a process (``start.FINDER``)."""
+
+    def __init__(self) -> None:
+        self._settings: OverlaySettings | None = None
+        self._process: Process | None = None
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find the patched copy of a module that fixes touch; None for every other name."""
+        process = self._process
+        if process is None:
+            if not fullname.startswith(_BELOW_CORE):
+                return None
+            process = self.process()
+        if process.unaccounted:
+            process.account()
+        if fullname not in process.paths:
+            return None
+        return process.find(fullname, path, target)
+
+    def process(self) -> Process:
+        """What the overlay knows and did in this process, made when it is first needed."""
+        if self._process is None:
+            from megatron_fixes.overlay.process import Process
+
+            self._process = Process(self._settings, self)
+        return self._process
+
+    @property
+    def begun(self) -> bool:
+        """Whether a name below ``megatron.core`` was looked for."""
+        return self._process is not None
+
+    def settle(self, settings: OverlaySettings | None) -> None:
+        """Take other settings, as long as nothing was decided by the old ones.
+
+        Raises:
+            UsageError: Something was.
+        """
+        if settings is None or settings == self._settings:
+            return
+        if self._process is not None and self._process.decisions:
+            if settings == self._process.settings:
+                return
+            from megatron_fixes.errors import UsageError
+
+            raise UsageError(
+                "got other settings than those that modules of this process were already patched by",
+                hint="Install before megatron.core is imported.",
+            )
+        self._settings, self._process = settings, None
+
+    def look_for_early_modules(self) -> None:
+        """Refuse the modules that were imported before the finder was there."""
+        if CORE in sys.modules:
+            self.process().find_early_modules()
+
+    def retire(self) -> None:
+        """Look no more for modules that are loaded without us."""
+        if self._process is not None:
+            self._process.unaccounted.clear()
