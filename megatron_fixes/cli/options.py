@@ -55,7 +55,7 @@ variant_option = click.option(
     multiple=True,
     callback=_names,
     metavar="NAME,...",
-    help="vanilla, patched (default: both).",
+    help="vanilla, patched, overlay (default: all).",
 )
 fix_ids_argument = click.argument("fix_ids", nargs=-1, callback=_fix_ids, metavar="[MF0001 ...]")
 

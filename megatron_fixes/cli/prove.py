@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from megatron_fixes.catalog.expectation import VARIANTS
 from megatron_fixes.cli import output
 from megatron_fixes.cli.options import (
     fix_ids_argument,
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from megatron_fixes.cli.proof_events import Event, Result
     from megatron_fixes.errors import MegatronFixesError
 
-VARIANTS = ("vanilla", "patched")
-
 
 def default_release(catalog: Catalog, fix_ids: Sequence[str]) -> str:
     """The newest release that has a patch for one of the fixes, else the newest of all."""
@@ -44,7 +43,7 @@ def default_release(catalog: Catalog, fix_ids: Sequence[str]) -> str:
 
 
 def known_variants(given: Sequence[str]) -> tuple[str, ...]:
-    """The variants that are meant, in their own order; both if none is named.
+    """The variants that are meant, in their own order; all if none is named.
 
     Raises:
         UsageError: A name that is none of them.

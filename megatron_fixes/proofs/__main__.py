@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import megatron_fixes
-from megatron_fixes import catalog
+from megatron_fixes import catalog, config
+from megatron_fixes.catalog.expectation import VARIANTS, expected_outcome
 from megatron_fixes.errors import MegatronFixesError, UsageError
 from megatron_fixes.patching.plan import make_plan
 from megatron_fixes.patching.target import find_target
 from megatron_fixes.patching.transaction import commit
-from megatron_fixes.proofs.proof import Outcome
 from megatron_fixes.proofs.releases import fetch, require_release
 
 if TYPE_CHECKING:
@@ -39,18 +39,8 @@ if TYPE_CHECKING:
 
     from megatron_fixes.catalog import Catalog
 
-VARIANTS = ("vanilla", "patched")
 # Imports take seconds; each case has its own deadline. This one only bounds a parent that hangs by itself.
 PARENT_TIMEOUT_S = 900.0
-
-
-def expected_outcome(known: Catalog, fix_id: str, release: str, variant: str) -> Outcome:
-    """What a proof should find, going by the matrix."""
-    if known.matrix.fixes[fix_id].cells[release].verdict != "needed":
-        return "clean"
-    if variant == "vanilla":
-        return "defect"
-    return "clean" if known.patch(fix_id, release) else "not-runnable"
 
 
 @contextmanager
@@ -60,11 +50,11 @@ def variant_tree(known: Catalog, release: str, variant: str, only: Sequence[str]
     Args:
         known: The catalogue whose patches go in.
         release: Fetched if the cache has it not.
-        variant: ``vanilla`` is the cached tree itself, not to be written to; ``patched`` is a copy.
+        variant: ``patched`` is a copy with the fixes in it; else the cached tree itself, not to be written to.
         only: Fixes to put in, with what they require; all that the release needs if empty.
     """
     pristine = fetch(release, known.matrix)
-    if variant == "vanilla":
+    if variant != "patched":
         yield pristine
         return
     with tempfile.TemporaryDirectory(prefix=f"megatron-fixes-{release}-") as folder:
@@ -75,12 +65,21 @@ def variant_tree(known: Catalog, release: str, variant: str, only: Sequence[str]
         yield Path(folder)
 
 
-def run_parent(tree: Path, backend: str, fix_ids: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Start the parent process over a tree and yield its results; ``not-runnable`` for those it died before."""
+def run_parent(
+    tree: Path, backend: str, fix_ids: Sequence[str], overlay: Sequence[str] = ()
+) -> Iterator[dict[str, Any]]:
+    """Start the parent process over a tree and yield its results; ``not-runnable`` for those it died before.
+
+    Args:
+        tree: Holds ``megatron/core``.
+        backend: ``gloo`` or ``nccl``.
+        fix_ids: Proofs to run, in order.
+        overlay: Fixes, or ``all``, that the overlay puts in; it is off if empty, whatever this process's environment.
+    """
     # Started in an empty folder, since -m puts the working directory on the path: a megatron/ lying there must not be
     # what is proved (the parent checks that too).
     command = [sys.executable, "-W", "ignore", "-m", "megatron_fixes.proofs.parent", str(tree), backend, *fix_ids]
-    environment = dict(os.environ)
+    environment = {**os.environ, config.FIXES: ",".join(overlay) or "none", config.STRICT: "0"}
     checkout = Path(megatron_fixes.__file__).resolve().parent.parent
     if (checkout / "compat_matrix.yaml").is_file():  # an installed package is found anyway
         search = [str(checkout), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -140,7 +139,8 @@ def prove(known: Catalog, release: str, variant: str, backend: str, fix_ids: Seq
             say("result", release=release, backend=backend, variant=variant, expected=expected[fix_id], **result)
 
     with variant_tree(known, release, variant) as tree:
-        for result in run_parent(tree, backend, runnable) if runnable else ():
+        overlay = [config.ALL] if variant == "overlay" else []
+        for result in run_parent(tree, backend, runnable, overlay) if runnable else ():
             report(result)
     for result in results:
         report(result)

@@ -28,10 +28,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from megatron_fixes import config, overlay
 from megatron_fixes.proofs.proof import worst
 
 if TYPE_CHECKING:
-    from megatron_fixes.proofs.proof import Backend, Case, Outcome, Proof
+    from megatron_fixes.catalog.expectation import Outcome
+    from megatron_fixes.proofs.proof import Backend, Case, Proof
 
 # Peers of a rank that failed get this long to fail as well; a process group's own timeout comes this much after the
 # case's deadline, so that a hang is always told by the deadline.
@@ -39,8 +41,13 @@ GRACE_S = 5.0
 
 
 def prepare(tree: Path, backend: Backend) -> None:
-    """Put the tree first on the path and, for gloo, install the CPU shim. Must come before megatron is imported."""
+    """Put the tree first on the path; turn the overlay on if the environment says so; for gloo, install the shim.
+
+    Must come before megatron is imported.
+    """
     sys.path.insert(0, str(tree))
+    if config.overlay_settings().fixes.value:
+        import megatron_fixes.auto  # noqa: F401 - its import acts
     import torch
 
     torch.set_num_threads(1)
@@ -199,6 +206,8 @@ def run_proof(proof: Proof, backend: Backend, tree: Path) -> dict[str, Any]:
     evidence: dict[str, Any] = dict(cases)
     if not cases:
         evidence.update(reason=f"this proof has no case for {backend}", no_case=True)
+    if (status := overlay.status()).on:
+        evidence["overlay"] = {"in_force": status.in_force, "refused": [refusal.line for refusal in status.refusals]}
     return {"id": proof.fix_id, "outcome": worst(outcomes), "evidence": evidence}
 
 

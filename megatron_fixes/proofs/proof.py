@@ -12,10 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from megatron_fixes.catalog.expectation import Outcome
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-Outcome = Literal["defect", "clean", "not-runnable", "timeout"]
 Backend = Literal["gloo", "nccl"]
 Evidence = dict[str, Any]
 

@@ -17,8 +17,9 @@ import pytest
 from unidiff import PatchSet
 
 from megatron_fixes import catalog
+from megatron_fixes.catalog.expectation import VARIANTS, expected_outcome
 from megatron_fixes.patching.hunks import apply_patch
-from megatron_fixes.proofs.__main__ import VARIANTS, expected_outcome, run_parent, variant_tree
+from megatron_fixes.proofs.__main__ import run_parent, variant_tree
 from megatron_fixes.proofs.releases import fetch
 
 CATALOG = catalog.load()
@@ -42,9 +43,12 @@ def test_the_outcome_is_the_one_that_the_matrix_leads_one_to_expect(release: str
     result = prove(release)[variant, fix_id]
     assert result["outcome"] == expected_outcome(CATALOG, fix_id, release, variant), result["evidence"]
     assert result["expected"] == result["outcome"]
+    if variant == "overlay" and CATALOG.patch(fix_id, release):
+        assert fix_id in result["evidence"]["overlay"]["in_force"]
     if result["outcome"] != "not-runnable":
         # Not one case out of several: each shows the defect by itself.
-        assert {case["outcome"] for case in result["evidence"].values()} == {result["outcome"]}
+        cases = [case for case in result["evidence"].values() if "outcome" in case]
+        assert {case["outcome"] for case in cases} == {result["outcome"]}
 
 
 @pytest.mark.parametrize("line", [line for line, series in CATALOG.series.items() if len(series.patches) > 1])

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which packages a training job in this environment would get, found from metadata and files alone.
+
+Nothing is imported: a package is where the import system would look first, its version what its distribution's
+metadata says. Apex is told apart by its files, since an unrelated project has that name on PyPI and so the same
+metadata: NVIDIA's has ``multi_tensor_apply`` and ``contrib`` packages. Not handled: whether a package works.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_TRANSFORMER_ENGINE = (
+    "transformer-engine",
+    "transformer-engine-cu13",
+    "transformer-engine-cu12",
+    "transformer-engine-torch",
+)
+
+
+@dataclass(frozen=True)
+class Package:
+    """One package: version and place, None where it is not there, and what a person should know of it."""
+
+    name: str
+    version: str | None
+    where: str | None
+    note: str = ""
+
+
+def _place(module: str) -> Path | None:
+    """The folder that an import of a top-level package would use."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations)))
+    return Path(spec.origin).parent if spec.origin else None
+
+
+def _version(*distributions: str) -> str | None:
+    for name in distributions:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _plain(name: str, module: str, *distributions: str) -> Package:
+    place = _place(module)
+    if place is None:
+        return Package(name, None, None)
+    version = _version(*distributions)
+    return Package(name, version or "unknown", str(place), "" if version else "no metadata: a source tree on the path?")
+
+
+def apex_kind(folder: Path) -> str:
+    """``nvidia`` or ``namesake``, by the packages that lie in an ``apex`` folder."""
+    nvidia = (folder / "multi_tensor_apply").is_dir() and (folder / "contrib").is_dir()
+    return "nvidia" if nvidia else "namesake"
+
+
+def _apex() -> Package:
+    place = _place("apex")
+    if place is None:
+        return Package("apex", None, None, "optional")
+    version = _version("apex") or "unknown"
+    if apex_kind(place) == "nvidia":
+        return Package("apex", version, str(place), "NVIDIA Apex")
+    return Package("apex", version, str(place), "not NVIDIA Apex but an unrelated project of that name: uninstall it")
+
+
+def packages() -> tuple[Package, ...]:
+    """Python, torch, TransformerEngine and Apex, as a job of this interpreter would find them."""
+    return (
+        Package("Python", platform.python_version(), sys.executable),
+        _plain("torch", "torch", "torch"),
+        _apex(),
+        _plain("TransformerEngine", "transformer_engine", *_TRANSFORMER_ENGINE),
+    )
