@@ -38,6 +38,8 @@ COMMANDS = {
     "revert": "Take them out again, to the byte.",
     "prove": "Show each defect on real megatron-core, and its absence once patched.",
     "explain": "Explain one fix on one screen.",
+    "run": "Run a training command with the needed fixes put in at import.",
+    "doctor": "Show what a job in this environment would get, and whether the overlay is in it.",
 }
 
 
