@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""doctor tells what a job would get from files and metadata alone, tells the two Apexes apart, and imports nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def doctor(*arguments: str, path: tuple[Path | str, ...] = (), **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    environment.pop("PYTHONPATH", None)
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    environment["PYTHONPATH"] = os.pathsep.join([*map(str, path), root])
+    command = [sys.executable, "-m", "megatron_fixes", "doctor", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=os.path.dirname(root))
+
+
+def report(*arguments: str, path: tuple[Path | str, ...] = (), **variables: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(doctor("--json", *arguments, path=path, **variables).stdout)
+    return result
+
+
+def package(found: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(package for package in found["packages"] if package["name"] == name)
+
+
+def test_it_names_the_megatron_that_would_be_imported_and_what_each_fix_is_to_it(release_tree: Path) -> None:
+    found = report(path=(release_tree,))
+    core = package(found, "megatron-core")
+    assert (core["version"], core["where"]) == ("0.16.1", str(release_tree))
+    assert [(fix["id"], fix["verdict"], fix["remedy"]) for fix in found["fixes"]] == [
+        ("MF0001", "needed", "patch"),
+        ("MF0003", "needed", "patch"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("folders", "note"),
+    [
+        (("multi_tensor_apply", "contrib"), "NVIDIA Apex"),
+        (("lib",), "not NVIDIA Apex but an unrelated project of that name: uninstall it"),
+    ],
+)
+def test_it_tells_nvidias_apex_from_its_namesake(tmp_path: Path, folders: tuple[str, ...], note: str) -> None:
+    for folder in folders:
+        (tmp_path / "apex" / folder).mkdir(parents=True)
+    (tmp_path / "apex" / "__init__.py").write_text("raise SystemExit('imported')\n")
+    found = report(path=(tmp_path,))
+    assert package(found, "apex")["note"] == note
+    assert any("apex" in sentence for sentence in found["todo"]) == ("unrelated" in note)
+
+
+def test_what_is_not_there_is_none(tmp_path: Path) -> None:
+    found = report()
+    assert package(found, "TransformerEngine")["version"] is None
+    assert package(found, "megatron-core")["version"] is None
+
+
+def test_it_imports_neither_torch_nor_megatron(release_tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('imported')\n")
+    done = doctor(path=(tmp_path, release_tree))
+    assert done.returncode == 0, done.stderr
+    assert "no metadata" in done.stdout or str(tmp_path) in done.stdout
+
+
+def test_every_setting_comes_with_its_source() -> None:
+    found = report(MEGATRON_FIXES="MF0001", MEGATRON_FIXES_CACHE="/nowhere")
+    settings = {setting["name"]: (setting["value"], setting["source"]) for setting in found["overlay"]["settings"]}
+    assert settings["MEGATRON_FIXES"] == ("MF0001", "environment MEGATRON_FIXES")
+    assert settings["MEGATRON_FIXES_CACHE"] == ("/nowhere", "environment MEGATRON_FIXES_CACHE")
+    assert settings["MEGATRON_FIXES_STRICT"] == ("0", "default")
+
+
+def test_a_tree_that_hides_another_is_pointed_out(release_tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "megatron" / "core").mkdir(parents=True)
+    (tmp_path / "megatron" / "core" / "__init__.py").write_text("")
+    done = doctor("--check", path=(tmp_path, release_tree))
+    assert done.returncode == 1
+    assert "megatron-core lies in several places" in done.stdout

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``megatron-fixes run`` starts runs mended code, children included, and its exit code is the command's."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STATUS = "import json, megatron_fixes; print(json.dumps(megatron_fixes.status().to_json()))"
+RUN = ["-m", "megatron_fixes", "run"]
+
+
+def test_a_script_with_arguments_runs_mended_code(env: Any, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"import sys\nimport megatron.core.distributed\n{STATUS}\nsys.exit(int(sys.argv[1]))\n")
+    done = env.start([*RUN, "--", str(script), "7"], on=None, check=False)
+    assert done.returncode == 7
+    assert "MF9001" in json.loads(done.stdout)["in_force"]
+
+
+def test_only_names_what_goes_in_and_children_have_it_too(env: Any) -> None:
+    child = f"import megatron.core.distributed\n{STATUS}"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+    done = env.start([*RUN, "--only", "MF9001", "--", "-c", code], on=None)
+    assert json.loads(done.stdout)["in_force"] == ["MF9001"]
+
+
+def test_strict_stops_where_a_fix_can_not_be_in_force(env: Any, tree: Any) -> None:
+    drifted = tree(megatron__core__distributed__buffer="class Buffer:\n    pass\n")
+    code = "import megatron.core.distributed\nprint('trained')"
+    done = env.start([*RUN, "--strict", "--", "-c", code], on=None, check=False, PYTHONPATH=str(drifted))
+    assert done.returncode != 0
+    assert "trained" not in done.stdout
+    assert "is not in force" in done.stderr
+
+
+def test_a_program_that_is_not_there_is_the_users_mistake(env: Any) -> None:
+    done = env.start([*RUN, "--", "no-such-program"], on=None, check=False)
+    assert done.returncode == 2
+    assert "can't start no-such-program" in done.stderr
