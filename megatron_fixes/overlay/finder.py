@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The finder on ``sys.meta_path``: takes the modules that patches touch, and lets every other name pass.
 
-It holds no knowledge of its own. Until a name below ``megatron.core`` is looked for it costs one comparison an
-import; then it makes the ``Process``, which knows the touched modules and decides.
+It holds no knowledge of its own. Until ``megatron.core`` is there or a name below it is looked for it costs two
+look-ups an import; then it makes the ``Process``, which knows the touched modules and decides.
 
 Order: it sits first. A finder that was put before ours and answers itself is not asked again by Python; that such a
 module is loaded is noticed at the next import that reaches us, by ``status()``, and when the process ends.
@@ -10,7 +10,9 @@ module is loaded is noticed at the next import that reaches us, by ``status()``,
 
 from __future__ import annotations
 
+import os
 import sys
+from _thread import RLock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +33,12 @@ class OverlayFinder:
     def __init__(self) -> None:
         self._settings: OverlaySettings | None = None
         self._process: Process | None = None
+        self._making = False
+        self._renew_lock()
+        os.register_at_fork(after_in_child=self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        self._lock = RLock()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -38,7 +46,7 @@ class OverlayFinder:
         """Find the patched copy of a module that fixes touch; None for every other name."""
         process = self._process
         if process is None:
-            if not fullname.startswith(_BELOW_CORE):
+            if not fullname.startswith(_BELOW_CORE) and (self._making or CORE not in sys.modules):
                 return None
             process = self.process()
         if process.unaccounted:
@@ -49,15 +57,24 @@ class OverlayFinder:
 
     def process(self) -> Process:
         """What the overlay knows and did in this process, made when it is first needed."""
-        if self._process is None:
-            from megatron_fixes.overlay.process import Process
+        if self._process is not None:
+            return self._process
+        with self._lock:
+            if self._process is None:
+                # What is imported now comes by here too, and must pass: in any thread, as it may hold an import lock
+                # that this one waits for.
+                self._making = True
+                try:
+                    from megatron_fixes.overlay.process import Process
 
-            self._process = Process(self._settings, self)
-        return self._process
+                    self._process = Process(self._settings, self)
+                finally:
+                    self._making = False
+            return self._process
 
     @property
     def begun(self) -> bool:
-        """Whether a name below ``megatron.core`` was looked for."""
+        """Whether this process came near Megatron."""
         return self._process is not None
 
     def settle(self, settings: OverlaySettings | None) -> None:
@@ -83,6 +100,11 @@ class OverlayFinder:
         """Refuse the modules that were imported before the finder was there."""
         if CORE in sys.modules:
             self.process().find_early_modules()
+
+    def look_for_bypass(self) -> None:
+        """Notice modules that another finder loaded, at the end of a process that may never have asked us."""
+        if CORE in sys.modules:
+            self.process().account()
 
     def retire(self) -> None:
         """Look no more for modules that are loaded without us."""

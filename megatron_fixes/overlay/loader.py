@@ -5,8 +5,9 @@
 ``__megatron_fixes__`` the fixes. In the cache the copy is a file; without a cache the name is the original's with the
 fixes behind it (``…/param_and_grad_buffer.py+MF0001``), no such file exists, and ``linecache`` holds the lines.
 
-Where another finder's loader only transforms source (typeguard, jaxtyping), its transformation is kept, and its
-bytecode is not cached. Resources beside the module (``pkgutil.get_data``) are read beside the original.
+Where another finder's loader is a kind of ``SourceFileLoader`` that transforms source (typeguard, jaxtyping), ours is
+a kind of that: its transformation is kept, and its bytecode is not cached. Resources beside the module
+(``pkgutil.get_data``) are read beside the original.
 """
 
 from __future__ import annotations
@@ -50,12 +51,9 @@ class Copy:
 
 
 class OverlayLoader(SourceFileLoader):
-    """Executes a ``Copy``; ``original`` is the loader that would have loaded the unpatched file."""
+    """Executes a ``Copy``; made by ``stand_in``."""
 
-    def __init__(self, fullname: str, copy: Copy, original: SourceFileLoader) -> None:
-        super().__init__(fullname, copy.path)
-        self.copy = copy
-        self._original = original
+    copy: Copy
 
     def exec_module(self, module: ModuleType) -> None:
         """Execute the patched text in the module."""
@@ -75,17 +73,9 @@ class OverlayLoader(SourceFileLoader):
             path = os.path.join(os.path.dirname(self.copy.origin), os.path.relpath(path, here))
         return super().get_data(path)
 
-    def source_to_code(self, data: bytes, path: str, *, _optimize: int = -1) -> CodeType:  # type: ignore[override]
-        """Compile, by the original loader's own means if it has any."""
-        if transforms(self._original):
-            code: CodeType = self._original.source_to_code(data, path)
-            return code
-        plain: CodeType = super().source_to_code(data, path, _optimize=_optimize)
-        return plain
-
     def get_code(self, fullname: str) -> CodeType:
         """The module's code, from the cache if it is there."""
-        if self.copy.entry is None or transforms(self._original):
+        if self.copy.entry is None or _transforms(self):
             return self.source_to_code(self.copy.text, self.copy.path)
         store, key, name = self.copy.entry
         optimized = f".opt-{sys.flags.optimize}" if sys.flags.optimize else ""
@@ -106,9 +96,14 @@ class OverlayLoader(SourceFileLoader):
         return fresh
 
 
-def transforms(loader: SourceFileLoader) -> bool:
-    """Whether a loader compiles source in its own way."""
-    return getattr(type(loader), "source_to_code", None) is not SourceFileLoader.source_to_code
+def stand_in(original: SourceFileLoader, copy: Copy) -> OverlayLoader:
+    """A loader of the original's kind, with all that it knows, for the patched copy."""
+    kind = type(original)
+    loader = OverlayLoader(original.name, copy.path)
+    if kind is not SourceFileLoader:
+        loader.__class__ = type(OverlayLoader.__name__, (OverlayLoader, kind), {"__module__": __name__})
+    vars(loader).update({**vars(original), "path": copy.path, "copy": copy})
+    return loader
 
 
 def oddity(loader: object) -> str:
@@ -116,11 +111,13 @@ def oddity(loader: object) -> str:
     kind = type(loader)
     if not isinstance(loader, SourceFileLoader):
         return f"it is loaded by {kind.__module__}.{kind.__qualname__}, not from a source file"
-    own = [name for name in ("get_code", "exec_module", "get_data") if _overrides(kind, name)]
+    own = [
+        name for name in ("get_code", "get_data") if getattr(kind, name, None) is not getattr(SourceFileLoader, name)
+    ]
     if own:
         return f"its loader {kind.__module__}.{kind.__qualname__} has its own {' and '.join(own)}"
     return ""
 
 
-def _overrides(kind: type, name: str) -> bool:
-    return getattr(kind, name, None) is not getattr(SourceFileLoader, name)
+def _transforms(loader: SourceFileLoader) -> bool:
+    return getattr(type(loader), "source_to_code", None) is not SourceFileLoader.source_to_code

@@ -15,7 +15,6 @@ made under a lock, which a forked child gets anew.
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import threading
@@ -25,7 +24,7 @@ from importlib.util import spec_from_file_location
 from megatron_fixes import config
 from megatron_fixes.overlay import notice
 from megatron_fixes.overlay.decision import Decision, Refusal
-from megatron_fixes.overlay.loader import ORIGIN, Copy, OverlayLoader, oddity
+from megatron_fixes.overlay.loader import ORIGIN, Copy, oddity, stand_in
 from megatron_fixes.overlay.store import Entry, Store, UnusableError
 from megatron_fixes.overlay.tables import load_tables
 from megatron_fixes.overlay.tree import PACKAGE_INFO, Tree, in_two_places
@@ -74,7 +73,6 @@ class Process:
         self._asking = threading.local()
         self._lock = threading.RLock()
         os.register_at_fork(after_in_child=self._renew_lock)
-        atexit.register(self.account)
 
     def _renew_lock(self) -> None:
         self._lock = threading.RLock()
@@ -132,7 +130,7 @@ class Process:
         entry = (self._store, held.key, path) if held.stored else None
         name = self._store.path(held.key, path) if held.stored else f"{origin}+{'+'.join(fixes)}"
         copy = Copy(name, held.texts[path], origin, fixes, entry)
-        loader = OverlayLoader(fullname, copy, spec.loader)  # type: ignore[arg-type]
+        loader = stand_in(spec.loader, copy)  # type: ignore[arg-type]
         made = spec_from_file_location(
             fullname, name, loader=loader, submodule_search_locations=spec.submodule_search_locations
         )
@@ -194,25 +192,26 @@ class Process:
             hint = "remove it, or point MEGATRON_FIXES_CACHE at a folder of your own"
             self.refuse(Refusal("cache-not-ours", message, hint))
         else:
-            place = f"folder {folder}" if folder else "has no place"
+            what = f"the cache folder {folder} can't be used" if folder else "there is no cache"
             notice.say(
-                f"the cache {place} can't be used ({error.message}): patched in memory, which costs time at each "
-                "start; point MEGATRON_FIXES_CACHE at a folder that can be written to"
+                f"{what} ({error.message}): patched in memory, which costs time at each start; point "
+                "MEGATRON_FIXES_CACHE at a folder that can be written to"
             )
 
     def account(self, *, stop: bool = True) -> None:
         """Notice touched modules that were loaded without us; a lookup each, so that every import can ask."""
         for name, module in _loaded(tuple(self.unaccounted)).items():
+            # First, as deciding imports what asks us again.
+            self.unaccounted.discard(name)
             if name not in self._left and not self.is_ours(module):
                 self._refuse_loaded(name, module, "bypassed", stop=stop)
-            self.unaccounted.discard(name)
 
     def find_early_modules(self) -> None:
         """Refuse touched modules that were imported before the finder was there."""
         for name, module in _loaded(tuple(self.unaccounted)).items():
+            self.unaccounted.discard(name)
             if not self.is_ours(module):
                 self._refuse_loaded(name, module, "too-early", stop=True)
-            self.unaccounted.discard(name)
 
     def is_ours(self, module: ModuleType) -> bool:
         """Whether a module was, or is being, loaded from a patched copy."""

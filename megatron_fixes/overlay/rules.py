@@ -112,7 +112,8 @@ def _outcome(
     if row.remedy == "none":
         return "refused", finding.reason
     if row.remedy == "does-not-fit":
-        return "refused", row.misfit.splitlines()[0]
+        blocked = [name for name in _requires(catalog, row) if _cannot_go_in(rows[name])]
+        return "refused", f"it requires {', '.join(blocked)}" if blocked else row.misfit.splitlines()[0]
     if fix not in asked and is_gated(catalog, row):
         return "gated", "changes training in a debatable way, so it is put in only by name"
     for patch in patches_for(catalog, rows, [fix]):
@@ -120,6 +121,15 @@ def _outcome(
             if _uses_file_name(files[path]):
                 return "refused", f"{path} uses __file__, which would name the patched copy"
     return "in-force", finding.reason
+
+
+def _requires(catalog: Catalog, row: Row) -> tuple[str, ...]:
+    patch = row.finding.release and catalog.patch(row.finding.fix_id, row.finding.release)
+    return patch.header.requires if patch else ()
+
+
+def _cannot_go_in(row: Row) -> bool:
+    return row.finding.verdict == "drifted" or row.remedy in ("none", "does-not-fit")
 
 
 def _uses_file_name(content: bytes) -> bool:

@@ -3,11 +3,12 @@
 
 ``at_interpreter_start`` is what ``megatron-fixes.pth`` calls, in every Python that starts with the overlay on: it
 must cost next to nothing, never raise, and bear being called twice (a virtual environment reads its ``.pth`` files
-twice). So this module imports nothing but ``sys`` until Megatron is imported.
+twice). So nothing else of this package is imported until Megatron is.
 """
 
 from __future__ import annotations
 
+import atexit
 import sys
 
 from megatron_fixes.overlay.finder import OverlayFinder
@@ -40,6 +41,7 @@ def install(settings: OverlaySettings | None = None, by: str = "install") -> Non
     FINDER.settle(settings)
     if not is_installed():
         sys.meta_path.insert(0, FINDER)
+        atexit.register(FINDER.look_for_bypass)
         installed_by = by
     FINDER.look_for_early_modules()
 
@@ -49,4 +51,5 @@ def uninstall() -> None:
     global installed_by  # noqa: PLW0603 - one finder a process
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not FINDER]
     FINDER.retire()
+    atexit.unregister(FINDER.look_for_bypass)
     installed_by = ""

@@ -131,6 +131,7 @@ class Store:
             except FileNotFoundError:
                 continue
             _remove(aside, folder)
+            _remove_file(aside, folder)
 
     def read_code(self, key: str, name: str) -> bytes | None:
         """Read bytecode that belongs to an entry; None if there is none, it is damaged, or the folder is not ours."""
@@ -158,7 +159,7 @@ class Store:
     @contextmanager
     def _opened(self, *, make: bool) -> Iterator[int]:
         if self.folder is None:
-            raise UnusableError("there is no home folder, and MEGATRON_FIXES_CACHE is not set")
+            raise UnusableError("no home folder, and MEGATRON_FIXES_CACHE is not set")
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
         try:
             if make:

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""On every real release and every closed set of fixes, what is loaded is to the byte what ``apply`` writes.
+
+Found and compiled, not executed: that needs torch (tests/overlay_torch, proofs).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from megatron_fixes import catalog, config
+from megatron_fixes.overlay.finder import OverlayFinder
+from megatron_fixes.overlay.tables import load_tables, module_name
+from megatron_fixes.patching.plan import make_plan
+from megatron_fixes.patching.scan import scan
+from megatron_fixes.patching.target import find_target
+from megatron_fixes.proofs.releases import fetch
+
+CATALOG = catalog.load()
+SETS = [
+    (release, tuple(patch.fix_id for patch in chosen))
+    for release, row in CATALOG.matrix.releases.items()
+    for chosen in CATALOG.series[row.line].closed_subsets()
+]
+
+
+@pytest.fixture
+def finder(tmp_path: Path) -> Iterator[OverlayFinder]:
+    """A finder that is on no path, with a cache of its own."""
+    made = OverlayFinder()
+    yield made
+    made.retire()
+
+
+def loaded(finder: OverlayFinder, tree: Path, asked: tuple[str, ...], cache: Path) -> dict[str, bytes]:
+    """The text of every touched module as it would be executed."""
+    finder.settle(config.overlay_settings(fixes=asked or ("none",), cache=cache))
+    found = {}
+    for path in load_tables().paths.values():
+        if not (tree / path).is_file():
+            continue
+        name = module_name(path)
+        where = [str((tree / path).parent)]
+        spec = finder.find_spec(name, where)
+        if spec is None or spec.loader is None:
+            found[path] = (tree / path).read_bytes()
+            continue
+        content: bytes = spec.loader.get_data(spec.origin)  # type: ignore[attr-defined,arg-type]
+        code = spec.loader.get_code(name)  # type: ignore[attr-defined]
+        assert code.co_filename == spec.origin
+        found[path] = content
+    return found
+
+
+@pytest.mark.parametrize(
+    ("release", "asked"), SETS, ids=lambda value: value if isinstance(value, str) else "+".join(value)
+)
+def test_loaded_is_what_apply_writes(
+    release: str, asked: tuple[str, ...], finder: OverlayFinder, tmp_path: Path
+) -> None:
+    tree = fetch(release, CATALOG.matrix)
+    expected = {path: (tree / path).read_bytes() for path in load_tables().paths.values() if (tree / path).is_file()}
+    needed = {row.finding.fix_id for row in scan(find_target(tree), CATALOG) if row.remedy == "patch"}
+    assert needed.issuperset(asked)
+    if asked:
+        plan = make_plan(find_target(tree), CATALOG, asked)
+        assert {patch.fix_id for patch in plan.patches} == set(asked)
+        expected.update({path: after for path, (_, after) in plan.changes.items()})
+    for _ in range(2):
+        assert loaded(finder, tree, asked, tmp_path) == expected
+
+
+@pytest.mark.parametrize("release", CATALOG.matrix.releases)
+def test_all_puts_in_what_apply_without_names_does(release: str, finder: OverlayFinder, tmp_path: Path) -> None:
+    tree = fetch(release, CATALOG.matrix)
+    plan = make_plan(find_target(tree), CATALOG)
+    found = loaded(finder, tree, ("all",), tmp_path)
+    assert {path: found[path] for path in plan.changes} == {path: after for path, (_, after) in plan.changes.items()}
+    missing = {row.finding.fix_id for row in plan.without_patch}
+    refused = {refusal.fix for refusal in finder.process().refusals}
+    assert refused == missing
+
+
+@pytest.mark.parametrize("release", CATALOG.matrix.releases)
+def test_no_touched_module_uses_its_file_name(release: str) -> None:
+    tree = fetch(release, CATALOG.matrix)
+    for path in load_tables().paths.values():
+        text = (tree / path).read_bytes() if (tree / path).is_file() else b""
+        assert not [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name) and n.id == "__file__"]
+
+
+def test_the_compiled_matrix_is_the_matrix() -> None:
+    assert catalog.load(compiled=True) == CATALOG
+
+
+def test_an_applied_tree_is_left_as_it_is(finder: OverlayFinder, tmp_path: Path) -> None:
+    tree = fetch("0.16.1", CATALOG.matrix)
+    plan = make_plan(find_target(tree), CATALOG)
+    for path in (*plan.changes, "megatron/core/package_info.py", "megatron/core/__init__.py"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(plan.changes[path][1] if path in plan.changes else (tree / path).read_bytes())
+    found = loaded(finder, tmp_path, ("all",), tmp_path / "cache")
+    assert found == {path: after for path, (_, after) in plan.changes.items()}
+    (held,) = finder.process().decisions.values()
+    assert {fix.state for fix in held.decision.fixes} == {"applied"}
+    assert held.decision.refusals == ()
