@@ -41,7 +41,7 @@ def uninstall() -> None:
 
 
 def status() -> Status:
-    """Tell what is in force in this process; never stops it, whatever is found."""
+    """Tell what is in force in this process; never raises or stops it, whatever is found."""
     from megatron_fixes.overlay import report
 
     return report.status()

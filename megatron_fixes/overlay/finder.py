@@ -49,7 +49,7 @@ class OverlayFinder:
             if not fullname.startswith(_BELOW_CORE) and (self._making or CORE not in sys.modules):
                 return None
             process = self.process()
-        if process.unaccounted:
+        if process.unaccounted or process.to_stop:
             process.account()
         if fullname not in process.paths:
             return None

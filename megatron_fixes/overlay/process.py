@@ -55,6 +55,7 @@ class Process:
         decisions: Root to what was decided for it.
         refusals: Everything refused so far.
         cache_problem: Why the cache is not used, or empty.
+        to_stop: Whether strict mode found something where it may not stop; the next import does.
     """
 
     def __init__(self, settings: config.OverlaySettings | None, finder: object) -> None:
@@ -67,6 +68,7 @@ class Process:
         self.decisions: dict[str, Held] = {}
         self.refusals: list[Refusal] = []
         self.cache_problem = ""
+        self.to_stop = False
         self._store = Store(self.settings.cache.value)
         self._copies: dict[str, Copy] = {}
         self._left: set[str] = set()
@@ -205,6 +207,8 @@ class Process:
             self.unaccounted.discard(name)
             if name not in self._left and not self.is_ours(module):
                 self._refuse_loaded(name, module, "bypassed", stop=stop)
+        if self.to_stop and stop:
+            notice.stop(self.refusals)
 
     def find_early_modules(self) -> None:
         """Refuse touched modules that were imported before the finder was there."""
@@ -243,8 +247,10 @@ class Process:
             if refusal not in self.refusals:
                 self.refusals.append(refusal)
                 notice.say(refusal.line)
-        if stop and self.settings.strict.value and self.refusals:
-            notice.stop(self.refusals)
+        if self.settings.strict.value and self.refusals:
+            self.to_stop = True
+            if stop:
+                notice.stop(self.refusals)
 
 
 def finders_before(finder: object) -> list[str]:

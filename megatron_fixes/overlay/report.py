@@ -4,7 +4,8 @@
 A module's state is ``patched``, ``original`` (nothing to put in), ``not-loaded``, or the kind of the refusal that keeps
 it unpatched. A fix's state is one of ``decision``, or ``waiting`` while a module that it touches is not loaded yet.
 What is said comes from the modules that are loaded, not from what was planned: a module that another import hook
-loaded shows as ``bypassed``. Nothing of Megatron is imported, and strict mode does not stop the process here.
+loaded shows as ``bypassed``. Nothing of Megatron is imported. Strict mode does not stop the process here, but at the
+next import if anything was found.
 """
 
 from __future__ import annotations

@@ -229,6 +229,33 @@ def test_status_tells_without_stopping(env: Any) -> None:
     assert status["in_force"] == []
 
 
+def test_what_status_saw_stops_a_strict_process_at_the_next_import(env: Any) -> None:
+    code = f"""{BYPASS}import megatron_fixes
+megatron_fixes.status()
+import megatron.core.distributed
+print(megatron_fixes.status().modules[0].state, flush=True)
+{{last}}
+print('goes on')"""
+    done = env.run(code.replace("{last}", "import wave"), MEGATRON_FIXES_STRICT="1", check=False)
+    assert (done.returncode, done.stdout) == (1, "bypassed\n")
+    done = env.run(code.replace("{last}", ""), MEGATRON_FIXES_STRICT="1", check=False)
+    assert (done.returncode, done.stdout) == (1, "bypassed\ngoes on\n")
+
+
+def test_a_local_part_of_the_release_does_not_count(env: Any, tree: Any) -> None:
+    info = "MAJOR = 9\nMINOR = 1\nPATCH = 0\nPRE_RELEASE = '+abc'\n"
+    done = env.run(TRAIN, PYTHONPATH=str(tree(megatron__core__package_info=info)), MEGATRON_FIXES_STRICT="1")
+    assert (done.stdout.strip(), done.stderr) == ("trains 6", "")
+
+
+def test_a_tree_without_a_release_is_refused_and_not_cached(env: Any, tree: Any) -> None:
+    root = tree(megatron__core__package_info="")
+    done = env.run(TRAIN, PYTHONPATH=str(root))
+    assert done.stdout.strip() == "trains -3"
+    assert "this is a megatron-core that names no release, which" in done.stderr
+    assert not env.cache.exists()
+
+
 def test_a_bypass_of_everything_is_told_when_the_process_ends(env: Any) -> None:
     code = BYPASS.replace("name.startswith('megatron.core.distributed')", "True") + TRAIN
     done = env.run(code, MEGATRON_FIXES_STRICT="1", check=False)
