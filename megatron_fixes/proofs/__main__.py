@@ -32,7 +32,7 @@ from megatron_fixes.errors import MegatronFixesError, UsageError
 from megatron_fixes.patching.plan import make_plan
 from megatron_fixes.patching.target import find_target
 from megatron_fixes.patching.transaction import commit
-from megatron_fixes.proofs.releases import fetch, require_release
+from megatron_fixes.proofs.releases import cached, fetch, require_release
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -79,14 +79,16 @@ def run_parent(
     # Started in an empty folder, since -m puts the working directory on the path: a megatron/ lying there must not be
     # what is proved (the parent checks that too).
     command = [sys.executable, "-W", "ignore", "-m", "megatron_fixes.proofs.parent", str(tree), backend, *fix_ids]
-    environment = {**os.environ, config.FIXES: ",".join(overlay) or "none", config.STRICT: "0"}
+    environment: dict[str, str] = {**os.environ, config.FIXES: ",".join(overlay) or "none", config.STRICT: "0"}
     checkout = Path(megatron_fixes.__file__).resolve().parent.parent
     if (checkout / "compat_matrix.yaml").is_file():  # an installed package is found anyway
         search = [str(checkout), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         environment["PYTHONPATH"] = os.pathsep.join(search)
     left = list(fix_ids)
-    with tempfile.TemporaryFile("w+") as log, tempfile.TemporaryDirectory(prefix="megatron-fixes-") as empty:
-        parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, cwd=empty)
+    with tempfile.TemporaryFile("w+") as log, tempfile.TemporaryDirectory(prefix="megatron-fixes-") as scratch:
+        # What the parent leaves if it is killed lies in there too.
+        environment["TMPDIR"] = scratch
+        parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, cwd=scratch)
         assert parent.stdout is not None
         watchdog = threading.Timer(PARENT_TIMEOUT_S, parent.kill)
         watchdog.start()
@@ -99,7 +101,7 @@ def run_parent(
         finally:
             watchdog.cancel()
             if parent.poll() is None:
-                parent.kill()
+                parent.kill()  # the kernel ends its ranks with it
                 parent.wait()
         log.seek(0)
         last = (log.read().strip().splitlines() or ["no message"])[-1]
@@ -171,11 +173,12 @@ def main(arguments: Sequence[str]) -> int:
     if missing:
         raise UsageError(
             f"proofs run real Megatron-LM, but {' and '.join(missing)} can't be imported here",
-            hint="Install what proofs need: pip install 'megatron-fixes[prove]'.",
+            hint="Install what proofs need, from a clone of this project: pip install '.[prove]'.",
         )
     for release in releases:
-        say("fetch", release=release)
-        fetch(release, known.matrix)
+        if cached(release) is None:
+            say("fetch", release=release)
+            fetch(release, known.matrix)
         say("fetched", release=release)
         for variant in variants:
             prove(known, release, variant, options.backend, fix_ids, named=bool(options.fixes))

@@ -15,8 +15,10 @@ import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.transformer import TransformerConfig
 
+from megatron_fixes.proofs.proof import Judgement
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 # fp32 sums of a handful of terms against float64: far above rounding, far below any defect shown here.
 RELATIVE_TOLERANCE = 1e-4
@@ -27,18 +29,21 @@ def transformer_config(**changes: Any) -> TransformerConfig:
     return TransformerConfig(**{"num_layers": 1, "hidden_size": 8, "num_attention_heads": 1, **changes})
 
 
-def wrap(module: torch.nn.Module, config: TransformerConfig, *, instances: int, bucket_size: int | None) -> Any:
-    """Real DDP with distributed optimizer and overlapped gradient reduction.
+def wrap(
+    module: torch.nn.Module, config: TransformerConfig, *, instances: int, bucket_size: int | None, overlap: bool = True
+) -> Any:
+    """Real DDP with distributed optimizer.
 
     Args:
         module: Parameters fp32; kept and modified by DDP (parameters move into its buffer).
         config: As from ``transformer_config``.
         instances: Distributed-optimizer instances; the data-parallel size is a multiple of it.
         bucket_size: Elements after which a bucket closes; None for one bucket.
+        overlap: Whether the gradient reduction overlaps the backward pass.
     """
     ddp_config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
-        overlap_grad_reduce=True,
+        overlap_grad_reduce=overlap,
         use_distributed_optimizer=True,
         num_distributed_optimizer_instances=instances,
         bucket_size=bucket_size,
@@ -107,3 +112,24 @@ def compare(ddp: Any, expected: Mapping[str, torch.Tensor]) -> dict[str, Any]:
                 worst_error = error.max().item()
                 report["got"], report["expected"] = got[at].item(), want[at].item()
     return report
+
+
+def _wrong_elements(evidence: Sequence[Mapping[str, Any]], step: str) -> tuple[int, int]:
+    steps = [rank["steps"][step] for rank in evidence]
+    return sum(s["wrong"] for s in steps), sum(s["elements"] for s in steps)
+
+
+def judge_gradients(evidence: Sequence[dict[str, Any]]) -> Judgement:
+    """Defect if any step left a wrong element in any rank's shard.
+
+    Args:
+        evidence: From each rank, in order: ``steps``, name to a report of ``compare``, and ``stage`` if it has one.
+    """
+    counts = [_wrong_elements(evidence, step) for step in evidence[0]["steps"]]
+    bad = [wrong for wrong, _ in counts if wrong]
+    if not bad:
+        return Judgement("clean", f"mean gradients right in {len(counts)} of {len(counts)} steps")
+    stages = sorted({e["stage"] for e in evidence if "stage" in e and any(s["wrong"] for s in e["steps"].values())})
+    where = f" on pipeline stage {' and '.join(map(str, stages))}" if stages else ""
+    elements = f"{sum(bad)} of {sum(total for _, total in counts)} elements"
+    return Judgement("defect", f"wrong mean gradients in {len(bad)} of {len(counts)} steps{where} ({elements})")

@@ -8,8 +8,9 @@ the reduction comes after the writes of the gradients, and later reads come afte
   default stream, where no release races, so that a recorder that cries wolf is caught.
 * ``wrong-gradients`` (two GPUs, NCCL): a step on a side stream, with a slow kernel between the loss and the
   gradients, so that an unordered reduction reads them too early; each step is compared with the reference.
-* ``built-on-side-stream`` (two GPUs, NCCL): DDP built on a side stream, as Megatron-LM's ``get_model`` does since
-  0.14.0, and the step on the default stream: autograd accumulates, and calls the hooks, on the stream of the build.
+* ``built-on-side-stream`` (two GPUs, NCCL): DDP built on a side stream, as Megatron-LM's ``get_model`` does
+  since 0.14.0, and the step on the default stream: autograd accumulates, and calls the hooks, on the stream of
+  the build.
 
 Each GPU case runs the same steps with a DDP built and used on the default stream, where no release is wrong.
 
@@ -25,6 +26,7 @@ import torch
 from megatron.core import parallel_state
 
 from megatron_fixes.proofs import shim
+from megatron_fixes.proofs.controls import CONTROL
 from megatron_fixes.proofs.ddp import compare, reference_gradients, transformer_config, wrap
 from megatron_fixes.proofs.proof import Case, Judgement, Proof
 from megatron_fixes.proofs.recorder import recording
@@ -52,31 +54,36 @@ def _loss(module: torch.nn.Module, data: torch.Tensor) -> torch.Tensor:
     return module(data.to(next(module.parameters()))).square().mean()
 
 
-def _races(rank: int, stream: Any) -> list[str]:
-    """Run two steps on a stream and list the races."""
+def _record_steps(rank: int, stream: Any) -> tuple[list[str], int]:
+    """Run two steps on a stream; list the races, and count the elements that came out wrong."""
     ddp = wrap(_model(HIDDEN), transformer_config(), instances=2, bucket_size=1)
+    peers = range(parallel_state.get_data_parallel_world_size())
+    wrong = 0
     with recording() as recorder, torch.cuda.stream(stream):
         for step in range(RECORDED_STEPS):
             ddp.zero_grad_buffer()
             _loss(ddp, _data(rank, step, HIDDEN)).backward()
             ddp.finish_grad_sync()
-            for parameter in ddp.module.parameters():
-                parameter.main_grad.norm()
-    return [str(race) for race in recorder.races]
+            losses = [partial(_loss, data=_data(peer, step, HIDDEN)) for peer in peers]
+            wrong += compare(ddp, reference_gradients(ddp.module, losses))["wrong"]
+    return [str(race) for race in recorder.races], wrong
 
 
 def _record(rank: int) -> dict[str, Any]:
     parallel_state.initialize_model_parallel(num_distributed_optimizer_instances=2)
-    side = _races(rank, shim.Stream(name="side stream"))
-    control = _races(rank, shim.state.default)
-    return {"races": len(side), "example": side[:2], "races_on_default_stream": len(control)}
+    side, wrong = _record_steps(rank, shim.Stream(name="side stream"))
+    control, _ = _record_steps(rank, shim.state.default)
+    return {"races": len(side), "example": side[:2], "wrong": wrong, "races_on_default_stream": len(control)}
 
 
 def judge_record(evidence: Sequence[dict[str, Any]]) -> Judgement:
-    """Defect if any rank has a race; nothing is shown if the default stream has one too."""
+    """Defect if any rank has a race, or wrong gradients; nothing is shown if the default stream has a race too."""
     control = sum(e["races_on_default_stream"] for e in evidence)
     if control:
         return Judgement("not-runnable", f"the recorder reports {control} races on the default stream, expected none")
+    # Work runs at once here, so an order that is missing spoils nothing; a reduction that is missing does.
+    if wrong := sum(e["wrong"] for e in evidence):
+        return Judgement("defect", f"{wrong} elements with wrong mean gradients: something was not reduced")
     races = sum(e["races"] for e in evidence)
     if races:
         first = next(e["example"][0] for e in evidence if e["races"])
@@ -164,6 +171,7 @@ PROOF = Proof(
     "MF0001",
     (
         Case("recorder", "gloo", 4, _record, judge_record),
+        CONTROL,
         Case("wrong-gradients", "nccl", 2, _wrong_gradients, judge_gradients, timeout_s=120.0),
         Case("built-on-side-stream", "nccl", 2, _built_on_side_stream, judge_gradients, timeout_s=120.0),
     ),

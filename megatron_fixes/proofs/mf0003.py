@@ -24,11 +24,12 @@ from megatron.core.distributed import finalize_model_grads
 from megatron.core.enums import ModelType
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from megatron_fixes.proofs.ddp import compare, reference_gradients, transformer_config, wrap
-from megatron_fixes.proofs.proof import Case, Judgement, Proof, wrong_elements
+from megatron_fixes.proofs.controls import CONTROL
+from megatron_fixes.proofs.ddp import compare, judge_gradients, reference_gradients, transformer_config, wrap
+from megatron_fixes.proofs.proof import Case, Proof
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 HIDDEN, BATCH, MICROBATCHES, STAGES = 8, 2, 4, 2
 DDP_STEPS = ("first", "next", "after an abandoned step", "buffers zeroed by hand")
@@ -163,23 +164,12 @@ def _pipeline(rank: int, *, chunks: int) -> dict[str, Any]:
     return {"stage": stage, "steps": steps}
 
 
-def judge(evidence: Sequence[dict[str, Any]]) -> Judgement:
-    """Defect if any step left a wrong element in any rank's shard."""
-    counts = [wrong_elements(evidence, step) for step in evidence[0]["steps"]]
-    bad = [wrong for wrong, _ in counts if wrong]
-    if not bad:
-        return Judgement("clean", f"mean gradients right in {len(counts)} of {len(counts)} steps")
-    stages = sorted({e["stage"] for e in evidence if "stage" in e and any(s["wrong"] for s in e["steps"].values())})
-    where = f" on pipeline stage {' and '.join(map(str, stages))}" if stages else ""
-    elements = f"{sum(bad)} of {sum(total for _, total in counts)} elements"
-    return Judgement("defect", f"wrong mean gradients in {len(bad)} of {len(counts)} steps{where} ({elements})")
-
-
 PROOF = Proof(
     "MF0003",
     (
-        Case("ddp", "gloo", 4, _ddp_alone, judge),
-        Case("pipeline", "gloo", 8, partial(_pipeline, chunks=1), judge),
-        Case("interleaved", "gloo", 8, partial(_pipeline, chunks=2), judge),
+        Case("ddp", "gloo", 4, _ddp_alone, judge_gradients),
+        Case("pipeline", "gloo", 8, partial(_pipeline, chunks=1), judge_gradients),
+        Case("interleaved", "gloo", 8, partial(_pipeline, chunks=2), judge_gradients),
+        CONTROL,
     ),
 )

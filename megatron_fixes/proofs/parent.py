@@ -19,7 +19,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,15 +28,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megatron_fixes import config, overlay
-from megatron_fixes.proofs.proof import worst
+from megatron_fixes.proofs.proof import overall
+from megatron_fixes.proofs.ranks import GRACE_S, ForkedRank, SpawnedRank, wait
 
 if TYPE_CHECKING:
     from megatron_fixes.catalog.expectation import Outcome
     from megatron_fixes.proofs.proof import Backend, Case, Proof
-
-# Peers of a rank that failed get this long to fail as well; a process group's own timeout comes this much after the
-# case's deadline, so that a hang is always told by the deadline.
-GRACE_S = 5.0
+    from megatron_fixes.proofs.ranks import Rank
 
 
 def prepare(tree: Path, backend: Backend) -> None:
@@ -86,6 +83,7 @@ def run_rank(case: Case, rank: int, folder: Path) -> None:
             init_method=f"file://{folder / 'rendezvous'}",
             rank=rank,
             world_size=case.world_size,
+            # After the case's deadline, so that a hang is always told by that.
             timeout=timedelta(seconds=case.timeout_s + GRACE_S),
         )
         evidence = json.dumps(case.run(rank))
@@ -96,50 +94,12 @@ def run_rank(case: Case, rank: int, folder: Path) -> None:
     os.replace(folder / f"{rank}.part", folder / f"{rank}.json")
 
 
-def _fork(case: Case, rank: int, folder: Path) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    # Whatever happens, this child must end here and not go on as a second parent.
-    try:
-        log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT, 0o600)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        run_rank(case, rank, folder)
-        code = 0
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _spawn(case: Case, fix_id: str, tree: Path, rank: int, folder: Path) -> int:
+def _start(case: Case, fix_id: str, tree: Path, rank: int, folder: Path) -> Rank:
+    log = folder / f"{rank}.log"
+    if case.backend == "gloo":
+        return ForkedRank(lambda: run_rank(case, rank, folder), log)
     command = [sys.executable, "-m", "megatron_fixes.proofs.rank", str(tree), fix_id, case.name, str(rank), str(folder)]
-    with (folder / f"{rank}.log").open("wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log).pid
-
-
-def _wait(pids: dict[int, int], deadline: float) -> dict[int, int | None]:
-    """Wait for every rank; kill what is left at the deadline. Maps rank to exit status, None if killed here."""
-    codes: dict[int, int | None] = {}
-    try:
-        while len(codes) < len(pids) and time.monotonic() < deadline:
-            for rank, pid in pids.items():
-                if rank not in codes:
-                    done, status = os.waitpid(pid, os.WNOHANG)
-                    if done:
-                        codes[rank] = os.waitstatus_to_exitcode(status)
-                        if codes[rank]:
-                            deadline = min(deadline, time.monotonic() + GRACE_S)
-            time.sleep(0.005)
-    finally:
-        for rank, pid in pids.items():
-            if rank not in codes:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                codes[rank] = None
-    return codes
+    return SpawnedRank([*command, str(os.getpid())], log)
 
 
 def _first_to_fail(folder: Path, failed: dict[int, int]) -> int:
@@ -165,14 +125,14 @@ def run_case(case: Case, fix_id: str, tree: Path) -> dict[str, Any]:
     """Start the ranks of a case, wait, and judge. Never raises for what a rank did."""
     folder = Path(tempfile.mkdtemp(prefix="megatron-fixes-"))
     started = time.monotonic()
+    ranks: dict[int, Rank] = {}
     try:
-        ranks = range(case.world_size)
-        if case.backend == "gloo":
-            pids = {rank: _fork(case, rank, folder) for rank in ranks}
-        else:
-            pids = {rank: _spawn(case, fix_id, tree, rank, folder) for rank in ranks}
-        codes = _wait(pids, started + case.timeout_s)
+        for rank in range(case.world_size):
+            ranks[rank] = _start(case, fix_id, tree, rank, folder)
+        codes = wait(ranks, started + case.timeout_s)
         report: dict[str, Any] = {"ranks": case.world_size, "seconds": round(time.monotonic() - started, 2)}
+        if case.control:
+            report["control"] = True
         failed = {rank: code for rank, code in codes.items() if code}
         late = [rank for rank, code in codes.items() if code is None]
         if failed:
@@ -185,6 +145,8 @@ def run_case(case: Case, fix_id: str, tree: Path) -> dict[str, Any]:
         judgement = case.judge(evidence)
         return {**report, "outcome": judgement.outcome, "summary": judgement.summary, "by_rank": evidence}
     finally:
+        for started_rank in ranks.values():
+            started_rank.kill()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -201,14 +163,16 @@ def run_proof(proof: Proof, backend: Backend, tree: Path) -> dict[str, Any]:
     if needed > (found := _devices()):
         reason = f"needs {needed} CUDA devices, found {found}"
         return {"id": proof.fix_id, "outcome": "not-runnable", "evidence": {"reason": reason}}
-    cases = {case.name: run_case(case, proof.fix_id, tree) for case in proof.on(backend)}
-    outcomes: list[Outcome] = [case["outcome"] for case in cases.values()]
-    evidence: dict[str, Any] = dict(cases)
+    cases = {case.name: (case, run_case(case, proof.fix_id, tree)) for case in proof.on(backend)}
+    outcomes: dict[bool, list[Outcome]] = {True: [], False: []}
+    for case, report in cases.values():
+        outcomes[case.control].append(report["outcome"])
+    evidence: dict[str, Any] = {name: report for name, (_, report) in cases.items()}
     if not cases:
         evidence.update(reason=f"this proof has no case for {backend}", no_case=True)
     if (status := overlay.status()).on:
         evidence["overlay"] = {"in_force": status.in_force, "refused": [refusal.line for refusal in status.refusals]}
-    return {"id": proof.fix_id, "outcome": worst(outcomes), "evidence": evidence}
+    return {"id": proof.fix_id, "outcome": overall(outcomes[False], outcomes[True]), "evidence": evidence}
 
 
 def main(arguments: list[str]) -> int:

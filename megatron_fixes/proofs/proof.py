@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from megatron_fixes.catalog.expectation import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
 Backend = Literal["gloo", "nccl"]
 Evidence = dict[str, Any]
@@ -42,6 +42,7 @@ class Case:
         run: Called on each rank as ``run(rank)``; returns evidence.
         judge: Called once with the evidence of all ranks in rank order.
         timeout_s: All ranks must be done by then.
+        control: It shows no defect but what must stay right: expected clean with and without the fix.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Case:
     run: Callable[[int], Evidence]
     judge: Callable[[Sequence[Evidence]], Judgement]
     timeout_s: float = 60.0
+    control: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,17 @@ class Proof:
 
 
 def worst(outcomes: Sequence[Outcome]) -> Outcome:
-    """The outcome of a proof whose cases ended so; ``not-runnable`` if there are none."""
+    """The worst of some outcomes; ``not-runnable`` if there are none."""
     return min(outcomes, key=WORST_FIRST.index, default="not-runnable")
 
 
-def wrong_elements(evidence: Sequence[Mapping[str, Any]], step: str) -> tuple[int, int]:
-    """Wrong and all elements of one named step, summed over ranks."""
-    steps = [rank["steps"][step] for rank in evidence]
-    return sum(s["wrong"] for s in steps), sum(s["elements"] for s in steps)
+def overall(shown: Sequence[Outcome], controls: Sequence[Outcome]) -> Outcome:
+    """The outcome of a proof, from those of the cases that show the defect and of the controls.
+
+    A control that is not clean is told as itself, except that beside a defect it leaves open what caused what:
+    nothing is shown then.
+    """
+    outcome, control = worst(shown), worst([*controls, "clean"])
+    if outcome == "defect" and control == "defect":
+        return "not-runnable"
+    return worst([outcome, control])

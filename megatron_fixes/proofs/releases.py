@@ -57,7 +57,7 @@ def fetch(release: str, matrix: Matrix) -> Path:
     """Return the unpacked tree of a release, fetching it if the cache has it not.
 
     Raises:
-        UsageError: The matrix does not know the release.
+        UsageError: The matrix does not know the release, or the cache folder can't be used.
         RefusedError: pip could not download it (no network, no such wheel); the cache is as it was.
     """
     require_release(matrix, release)
@@ -65,7 +65,19 @@ def fetch(release: str, matrix: Matrix) -> Path:
     if tree:
         return tree
     place = cache_dir().value / "releases" / release
-    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return _unpack(release, matrix, place)
+    except OSError as error:
+        raise UsageError(
+            f"can't use the cache folder: {error.strerror}",
+            context=str(place.parent),
+            hint="Point MEGATRON_FIXES_CACHE at a folder that can be written to.",
+        ) from error
+
+
+def _unpack(release: str, matrix: Matrix, place: Path) -> Path:
+    """Download beside a release's place and move there in one rename."""
     with tempfile.TemporaryDirectory(prefix=f".{release}-", dir=place.parent) as folder:
         wheel = _download(release, matrix.releases[release].python, folder)
         unpacked = os.path.join(folder, "tree")

@@ -6,13 +6,19 @@ Real ranks over gloo. Each scenario is a case of its own, run in a process of it
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from megatron_fixes.proofs.proof import overall
 
 PREAMBLE = """
 import json, os, signal, sys, time
@@ -53,6 +59,16 @@ SCENARIOS = {
 }
 
 
+def processes(marker: str) -> list[Path]:
+    """Every process whose command line holds a marker."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if marker.encode() in path.read_bytes():
+                found.append(path)
+    return found
+
+
 def run(code: str) -> tuple[dict[str, Any], float]:
     program = f"{PREAMBLE}\ncase = Case('c', 'gloo', 3, {code}, judge, timeout_s=2.0)\n"
     program += "print(json.dumps(run_case(case, 'MF0000', Path('.'))))\n"
@@ -72,12 +88,11 @@ def test_what_ranks_do_becomes_the_right_outcome(name: str) -> None:
 
 
 def test_a_hanging_rank_is_ended_and_nothing_is_left_running() -> None:
-    marker = "'megatron-fixes-test-marker'"
-    report, elapsed = run(f"lambda rank: ({marker}, time.sleep(600))")
+    marker = f"hanging-rank-of-{os.getpid()}"
+    report, elapsed = run(f"lambda rank: ({marker!r}, time.sleep(600))")
     assert report["outcome"] == "timeout"
     assert elapsed < 30
-    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
-    assert marker not in left
+    assert processes(marker) == []
 
 
 def test_ranks_whose_peer_failed_are_not_waited_for_until_the_deadline() -> None:
@@ -90,3 +105,42 @@ def test_ranks_whose_peer_failed_are_not_waited_for_until_the_deadline() -> None
     assert report["outcome"] == "not-runnable"
     assert "rank 1: ZeroDivisionError" in report["summary"]
     assert report["seconds"] < 30
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_ranks_end_with_the_process_that_started_them(how: signal.Signals, tmp_path: Path) -> None:
+    marker = f"rank-of-{how.name}-{os.getpid()}"
+    program = f"{PREAMBLE}\ncase = Case({marker!r}, 'gloo', 3, lambda r: (Path({str(tmp_path)!r}, str(r)).touch(), "
+    program += "time.sleep(600)), judge, timeout_s=600.0)\nrun_case(case, 'MF0000', Path('.'))\n"
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while len(list(tmp_path.iterdir())) < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(processes(marker)) == 4
+        process.send_signal(how)
+        process.wait(timeout=30)
+        deadline = time.monotonic() + 10
+        while processes(marker) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert processes(marker) == []
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("shown", "controls", "expected"),
+    [
+        (["defect"], ["clean"], "defect"),
+        (["clean"], ["clean"], "clean"),
+        (["clean"], [], "clean"),
+        (["clean"], ["defect"], "defect"),
+        (["defect"], ["defect"], "not-runnable"),
+        (["clean"], ["timeout"], "timeout"),
+        (["defect", "not-runnable"], ["clean"], "not-runnable"),
+        ([], ["clean"], "not-runnable"),
+    ],
+)
+def test_a_control_that_fails_is_never_taken_for_a_proof(shown: list[str], controls: list[str], expected: str) -> None:
+    assert overall(shown, controls) == expected  # type: ignore[arg-type]

@@ -59,3 +59,11 @@ def test_two_fetches_at_once_both_succeed(tmp_path: Path) -> None:
     outputs = [process.communicate(timeout=120)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert outputs[0] == outputs[1]
+
+
+def test_a_cache_that_can_not_be_used_is_the_users_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MEGATRON_FIXES_CACHE", str(tmp_path / "file"))
+    with pytest.raises(UsageError, match="can't use the cache folder") as caught:
+        fetch("0.16.1", MATRIX)
+    assert "MEGATRON_FIXES_CACHE" in caught.value.hint
