@@ -9,12 +9,16 @@ made from. Where every millisecond counts, ``load(compiled=True)`` reads the mat
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from megatron_fixes.catalog.data import compiled_matrix_path, fingerprints_path, matrix_path, patches_root
 from megatron_fixes.catalog.known import Known, load_known
 from megatron_fixes.catalog.matrix import Matrix, load_matrix
 from megatron_fixes.catalog.series import PatchFile, Series, load_series
 from megatron_fixes.errors import RefusedError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["Catalog", "load"]
 
@@ -41,19 +45,29 @@ def load(*, compiled: bool = False) -> Catalog:
 
     Raises:
         DataError: Something is missing or malformed.
-        RefusedError: A patch's bytes are not those that the fingerprints were made from.
+        RefusedError: A patch is missing, or its bytes are not those that the fingerprints were made from.
     """
     matrix = load_matrix(compiled_matrix_path() if compiled else matrix_path())
     known, root = load_known(fingerprints_path()), patches_root()
     series = {line: load_series(root, line) for line in matrix.lines()}
-    for patches in series.values():
-        for patch in patches.patches:
-            expected = known.patches.get(patch.name)
-            if patch.sha256 != expected:
-                raise RefusedError(
-                    f"got sha256 {patch.sha256}, expected {expected or 'no such patch'}: "
-                    "not the file that this version was made with",
-                    context=str(patch.path),
-                    hint="Reinstall megatron-fixes; if you edited it on purpose, run scripts/record_fingerprints.py.",
-                )
+    _require_whole(matrix, known, series, root)
     return Catalog(matrix, series, known)
+
+
+def _require_whole(matrix: Matrix, known: Known, series: dict[str, Series], root: Path) -> None:
+    """Refuse a distribution of which a part is missing, added or changed: else a lost patch reads as "none yet"."""
+    hint = "Reinstall megatron-fixes; if you changed it on purpose, run scripts/record_fingerprints.py."
+    found = {patch.name: patch for patches in series.values() for patch in patches.patches}
+    for name in sorted(set(found) | set(known.patches)):
+        if name not in found:
+            raise RefusedError("a patch of this version is missing", context=str(root / name), hint=hint)
+        if found[name].sha256 != known.patches.get(name):
+            raise RefusedError(
+                f"got sha256 {found[name].sha256}, expected {known.patches.get(name, 'no such patch')}: "
+                "not the file that this version was made with",
+                context=str(found[name].path),
+                hint=hint,
+            )
+    if odd := sorted(set(matrix.fixes) ^ set(known.touches)):
+        message = f"the matrix and the table of fingerprints don't know the same fixes: {', '.join(odd)}"
+        raise RefusedError(message, context=str(root.parent), hint=hint)

@@ -89,6 +89,8 @@ def load_series(root: Path, line: str) -> Series:
     if not folder.is_dir():
         return Series(line, ())
     patches = []
+    if not (folder / "series").is_file():
+        raise DataError("no series file in the folder of a line", context=str(folder), hint="Reinstall megatron-fixes.")
     for number, name in listed(folder / "series"):
         path = folder / name
         try:

@@ -8,8 +8,8 @@ A verdict needs every touched function to be known, and *one* release whose text
 * some do, or no one release explains them all, or a function is unknown, missing or doubled -> ``drifted``.
 
 The release that the target claims only breaks ties: a fork that calls itself 0.16.1 but holds 0.17's text is
-judged by its text. Where several releases explain the text and disagree, ``needed`` wins over the rest. Pure:
-no file is read here.
+judged by its text. Where several releases explain the text and disagree, a fix that is in it is in it, and else
+``needed`` wins. Pure: no file is read here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from packaging.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -110,7 +112,7 @@ def _explain(fix_id: str, fix: Fix, places: Mapping[str, Mapping[str, bool]], cl
     names = {function: function.split("::")[1].rsplit(".", 1)[-1] for function in places}
     common = set.intersection(*(set(releases) for releases in places.values()))
     if not common:
-        texts = [f"{names[f]} as in {' or '.join(sorted(r))}" for f, r in places.items()]
+        texts = [f"{names[f]} as in {' or '.join(sorted(r, key=Version))}" for f, r in places.items()]
         return Finding(fix_id, "drifted", "a mixture of releases: " + "; ".join(texts))
     verdicts: dict[str, Verdict] = {}
     for release in common:
@@ -120,7 +122,7 @@ def _explain(fix_id: str, fix: Fix, places: Mapping[str, Mapping[str, bool]], cl
         elif carrying == {False}:
             verdicts[release] = fix.cells[release].verdict
     if not verdicts:
-        release = claimed if claimed in common else min(common)
+        release = claimed if claimed in common else min(common, key=Version)
         inside = [names[f] for f, releases in places.items() if releases[release]]
         outside = [names[f] for f, releases in places.items() if not releases[release]]
         reason = f"half applied: {', '.join(inside)} has the fix, {', '.join(outside)} has not"
@@ -129,10 +131,10 @@ def _explain(fix_id: str, fix: Fix, places: Mapping[str, Mapping[str, bool]], cl
         release = claimed
     else:
         order = ("applied", *_DOUBT)
-        release = min(verdicts, key=lambda r: (order.index(verdicts[r]), r))
+        release = min(verdicts, key=lambda r: (order.index(verdicts[r]), Version(r)))
     verdict = verdicts[release]
     functions = ", ".join(dict.fromkeys(names.values()))
-    alike = sorted(r for r, v in verdicts.items() if v == verdict)
+    alike = sorted((r for r, v in verdicts.items() if v == verdict), key=Version)
     text = f"{functions} as in {', '.join(alike)}" + (" with the fix" if verdict == "applied" else "")
     if claimed is not None and claimed not in verdicts:
         text += f", though the target calls itself {claimed}"
@@ -165,5 +167,5 @@ def compare(function: str, here: Seen, known: Known) -> Difference:
 
 
 def _name(known: KnownFunction) -> str:
-    place = max(known.places)
+    place = max(known.places, key=lambda place: (Version(place.release), place.fixes))
     return place.release + (f" with {', '.join(place.fixes)}" if place.fixes else "")

@@ -106,3 +106,19 @@ def test_a_drifted_function_shows_its_own_lines_and_how_many_known_ones_are_gone
 def test_a_changed_signature_alone_is_shown() -> None:
     (difference,) = verdict(OLD.replace("def start():", "def start(x):")).differences
     assert difference.changes == ("+ the signature or decorators differ",)
+
+
+def test_releases_are_put_in_order_of_version() -> None:
+    newer = {**fix().cells, "0.10.0": Cell("needed", ("gloo",))}
+    table = {
+        name: tuple(
+            KnownFunction(
+                f.hash, (*f.places, Place("0.10.0", ())) if f.places[0].release == "0.2.0" else f.places, f.statements
+            )
+            for f in rows
+        )
+        for name, rows in known().functions.items()
+    }
+    wider = Known(1, {}, known().touches, table)
+    finding = judge("MF0001", Fix("slug", "s", "h", "0.2.0", (), newer), wider, look(OLD), None)
+    assert finding.reason == "finish, start as in 0.2.0, 0.2.1, 0.10.0"
