@@ -232,6 +232,7 @@ def test_status_tells_without_stopping(env: Any) -> None:
 def test_what_status_saw_stops_a_strict_process_at_the_next_import(env: Any) -> None:
     code = f"""{BYPASS}import megatron_fixes
 megatron_fixes.status()
+from megatron.core.pair import left, right
 import megatron.core.distributed
 print(megatron_fixes.status().modules[0].state, flush=True)
 {{last}}

@@ -161,10 +161,9 @@ def test_an_unset_home_is_borne(env: Any) -> None:
 def test_cold_starts_at_once_on_a_shared_folder_with_one_killed_while_writing(env: Any) -> None:
     cache = str(env.home / "shared")
     killed = """import os, signal
-import megatron_fixes.overlay.store as store
-store._sweep = lambda folder: None
-move = store.Store._move
-store.Store._move = lambda *a: os.kill(os.getpid(), signal.SIGKILL)
+from megatron_fixes.overlay.store import Store
+Store.read = lambda *_: None
+Store._move = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 import megatron.core.distributed"""
     environ = env.environ(MEGATRON_FIXES_CACHE=cache)
     start: dict[str, Any] = {"env": environ, "cwd": env.home, "stdout": -1, "stderr": -1, "text": True}
