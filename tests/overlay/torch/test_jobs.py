@@ -39,14 +39,9 @@ def lines(text: str) -> list[Any]:
 @pytest.fixture(scope="module")
 def real(installed: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Any]:
     """Return a function that gives our own wheel, installed, a home folder."""
-    import importlib.util
-
-    spec = importlib.util.find_spec(type(installed).__module__)
-    conftest = sys.modules[type(installed).__module__] if spec is None else sys.modules[spec.name]
+    conftest = sys.modules[type(installed).__module__]
     base = tmp_path_factory.mktemp("real")
-    skip = shutil.ignore_patterns(
-        ".git", ".*", "__pycache__", "_data", "*.egg-info", "build", "tests", "docs", "node_modules"
-    )
+    skip = shutil.ignore_patterns(".*", "__pycache__", "_data", "*.egg-info", "build", "tests", "docs")
     shutil.copytree(ROOT, base / "project", ignore=skip)
     wheel = conftest.build_wheel(base / "project", base / "wheel")
     python, site = conftest.make_venv(base / "venv", wheel)
