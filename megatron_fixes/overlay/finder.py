@@ -34,6 +34,8 @@ class OverlayFinder:
         self._settings: OverlaySettings | None = None
         self._process: Process | None = None
         self._making = False
+        # Why there can be no process: this distribution is damaged.
+        self.damage = ""
         self._renew_lock()
         os.register_at_fork(after_in_child=self._renew_lock)
 
@@ -46,9 +48,15 @@ class OverlayFinder:
         """Find the patched copy of a module that fixes touch; None for every other name."""
         process = self._process
         if process is None:
+            if self.damage:
+                return None
             if not fullname.startswith(_BELOW_CORE) and (self._making or CORE not in sys.modules):
                 return None
-            process = self.process()
+            try:
+                process = self.process()
+            except Exception as error:  # noqa: BLE001 - an exception here would be one more ImportError to swallow
+                self._give_up(error)
+                return None
         if process.unaccounted or process.to_stop:
             process.account()
         if fullname not in process.paths:
@@ -71,6 +79,17 @@ class OverlayFinder:
                 finally:
                     self._making = False
             return self._process
+
+    def _give_up(self, error: Exception) -> None:
+        from megatron_fixes import config
+        from megatron_fixes.overlay import notice
+        from megatron_fixes.overlay.decision import Refusal
+
+        self.damage = f"{type(error).__name__}: {error}".replace("\n", " ")
+        refusal = Refusal("bug", f"no fix is in force: {self.damage}", "reinstall megatron-fixes")
+        notice.say(refusal.line)
+        if (self._settings or config.overlay_settings()).strict.value:
+            notice.stop([refusal])
 
     @property
     def begun(self) -> bool:
@@ -98,12 +117,18 @@ class OverlayFinder:
 
     def look_for_early_modules(self) -> None:
         """Refuse the modules that were imported before the finder was there."""
-        if CORE in sys.modules:
-            self.process().find_early_modules()
+        if CORE not in sys.modules or self.damage:
+            return
+        try:
+            process = self.process()
+        except Exception as error:  # noqa: BLE001 - as in find_spec
+            self._give_up(error)
+            return
+        process.find_early_modules()
 
     def look_for_bypass(self) -> None:
         """Notice modules that another finder loaded, at the end of a process that may never have asked us."""
-        if CORE in sys.modules:
+        if CORE in sys.modules and not self.damage:
             self.process().account()
 
     def retire(self) -> None:

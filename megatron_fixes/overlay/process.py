@@ -24,7 +24,7 @@ from importlib.util import spec_from_file_location
 from megatron_fixes import config
 from megatron_fixes.overlay import notice
 from megatron_fixes.overlay.decision import Decision, Refusal
-from megatron_fixes.overlay.loader import ORIGIN, Copy, oddity, stand_in
+from megatron_fixes.overlay.loader import Copy, oddity, stand_in
 from megatron_fixes.overlay.store import Entry, Store, UnusableError
 from megatron_fixes.overlay.tables import load_tables
 from megatron_fixes.overlay.tree import PACKAGE_INFO, Tree, in_two_places
@@ -219,7 +219,7 @@ class Process:
 
     def is_ours(self, module: ModuleType) -> bool:
         """Whether a module was, or is being, loaded from a patched copy."""
-        return getattr(module.__spec__, "origin", None) in self._copies or ORIGIN in vars(module)
+        return getattr(module.__spec__, "origin", None) in self._copies
 
     def _refuse_loaded(self, name: str, module: ModuleType, kind: str, *, stop: bool) -> None:
         """Refuse a module that is loaded unpatched, if anything would have been put into it."""

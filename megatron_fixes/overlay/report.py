@@ -87,11 +87,11 @@ def status() -> Status:
     """See ``megatron_fixes.overlay.status``."""
     installed = start.is_installed()
     if not installed and not start.FINDER.begun:
-        settings = config.overlay_settings()
-        cache = CacheState(_folder(settings), "unused")
-        strict = settings.strict.value
-        return Status(__version__, os.getpid(), False, _why_off(settings), strict, "", "", "", (), (), (), cache)
-    process = start.FINDER.process()
+        return _nothing(_why_off(config.overlay_settings()))
+    try:
+        process = start.FINDER.process()
+    except Exception as error:  # noqa: BLE001 - whoever asks wants an answer, and this is one
+        return _nothing(f"this installation is damaged: {type(error).__name__}: {error}")
     on = installed and bool(process.asked)
     if on:
         process.account(stop=False)
@@ -112,6 +112,12 @@ def status() -> Status:
         refusals=tuple(process.refusals),
         cache=_cache(process),
     )
+
+
+def _nothing(why: str) -> Status:
+    settings = config.overlay_settings()
+    cache = CacheState(_folder(settings), "unused")
+    return Status(__version__, os.getpid(), False, why, settings.strict.value, "", "", "", (), (), (), cache)
 
 
 def _why_on(process: Process) -> str:

@@ -78,6 +78,17 @@ print(importlib.reload(buffer).ADDED, buffer.Buffer([1, 2]).finish())"""
     assert env.run(code, PYTHONPATH=str(root)).stdout.strip() == "1 6"
 
 
+def test_status_follows_a_module_that_was_reloaded_unpatched(env: Any, tree: Any) -> None:
+    root = tree()
+    code = f"""import importlib, pathlib
+from megatron.core.distributed import buffer
+path = pathlib.Path({str(root)!r}, "megatron/core/distributed/buffer.py")
+path.write_text(path.read_text().replace("total - number", "total * number"))
+importlib.reload(buffer)"""
+    status = env.status(code, PYTHONPATH=str(root))
+    assert (status["modules"][0]["state"], status["in_force"]) == ("original", [])
+
+
 @WAYS
 def test_an_import_after_removal_is_patched_again(way: dict[str, str], env: Any) -> None:
     code = """import sys

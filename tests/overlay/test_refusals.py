@@ -301,6 +301,25 @@ def test_a_stop_in_a_thread_stops_the_process(env: Any) -> None:
     assert (done.returncode, done.stdout) == (1, "")
 
 
+def test_a_damaged_installation_is_told_and_not_raised(env: Any) -> None:
+    table = env.site / "megatron_fixes" / "catalog" / "matrix.json"
+    content = table.read_bytes()
+    table.write_bytes(content[:-20])
+    try:
+        done = env.run(f"{TRAIN}\nimport megatron_fixes; print(megatron_fixes.status().why)")
+        assert done.stdout.splitlines()[0] == "trains -3"
+        table.unlink()
+        done = env.run(f"{TRAIN}\nimport megatron_fixes; print(megatron_fixes.status().why)")
+        strict = env.run(TRAIN, check=False, MEGATRON_FIXES_STRICT="1")
+    finally:
+        table.write_bytes(content)
+    assert done.stdout.splitlines()[0] == "trains -3"
+    assert done.stdout.splitlines()[1].startswith("this installation is damaged: FileNotFoundError")
+    assert done.stderr.startswith("megatron-fixes: no fix is in force: FileNotFoundError: ")
+    assert done.stderr.endswith("; reinstall megatron-fixes\n") and done.stderr.count("\n") == 1
+    assert (strict.returncode, strict.stdout) == (1, "")
+
+
 def test_a_bug_of_ours_is_told_and_not_raised(env: Any) -> None:
     code = f"""import megatron_fixes.overlay.process as process
 def broken(*_): raise RuntimeError("told")
