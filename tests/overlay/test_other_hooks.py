@@ -56,7 +56,7 @@ def test_typeguard_in_front_of_ours_is_noticed(env: Any) -> None:
     assert done.stdout.strip() == "-3"
     assert "megatron.core.distributed.buffer was loaded by another import hook, put in front of ours (" in done.stderr
     assert "typeguard.TypeguardFinder" in done.stderr
-    strict = env.run(f"{TYPEGUARD}{RESULT}\nimport json\nprint('on')", MEGATRON_FIXES_STRICT="1", check=False)
+    strict = env.run(f"{TYPEGUARD}{RESULT}\nimport wave\nprint('on')", MEGATRON_FIXES_STRICT="1", check=False)
     assert (strict.returncode, strict.stdout.count("on")) == (1, 0)
 
 

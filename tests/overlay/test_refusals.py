@@ -229,6 +229,11 @@ def test_status_tells_without_stopping(env: Any) -> None:
     assert status["in_force"] == []
 
 
+def test_a_refusal_is_kept_once_however_many_modules_ask(env: Any) -> None:
+    status = env.status("from megatron.core.pair import left, right; import megatron.core.distributed", on="MF1234")
+    assert [(refusal["kind"], refusal["fix"]) for refusal in status["refusals"]] == [("unknown-id", "MF1234")]
+
+
 def test_what_status_saw_stops_a_strict_process_at_the_next_import(env: Any) -> None:
     code = f"""{BYPASS}import megatron_fixes
 megatron_fixes.status()
