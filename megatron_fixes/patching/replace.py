@@ -20,6 +20,7 @@ import stat
 from pathlib import Path
 
 from megatron_fixes.errors import RefusedError
+from megatron_fixes.patching.shell import quote
 
 
 def real_file(root: Path, path: str) -> Path:
@@ -54,7 +55,7 @@ def require_writable(file: Path) -> None:
     if not stat.S_ISREG(mode):
         raise RefusedError("got something that is no regular file, expected one", context=str(file))
     if not mode & stat.S_IWUSR or not os.access(file, os.W_OK):
-        hint = f"make it writable first: chmod u+w {file}"
+        hint = f"make it writable first: chmod u+w {quote(file)}"
         raise RefusedError("got a read-only file, expected a writable one", context=str(file), hint=hint)
     require_writable_directory(file.parent)
 
@@ -67,7 +68,7 @@ def require_writable_directory(directory: Path) -> None:
     """
     writable = directory.is_dir() and directory.stat().st_mode & stat.S_IWUSR
     if not writable or not os.access(directory, os.W_OK | os.X_OK):
-        hint = f"make it writable first: chmod u+w {directory}"
+        hint = f"make it writable first: chmod u+w {quote(directory)}"
         raise RefusedError("got a read-only directory, expected a writable one", context=str(directory), hint=hint)
 
 
