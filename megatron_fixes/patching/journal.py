@@ -54,11 +54,20 @@ class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Settled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The outcome of finished transactions."""
+    """The outcome of finished transactions.
+
+    Attributes:
+        release: Of the target at the last apply.
+        fixes: That are ours to remove.
+        files: That hold them.
+        edited: Ids of fixes that an apply put in and that are no longer ours to remove: their files were edited, and
+            applied to again, since.
+    """
 
     release: str | None = None
     fixes: tuple[AppliedFix, ...] = ()
     files: tuple[FileRecord, ...] = ()
+    edited: tuple[str, ...] = ()
 
     def file(self, path: str) -> FileRecord | None:
         """Return the record of a path."""
@@ -185,6 +194,7 @@ def after_apply(
     moved_on = None not in (settled.release, release) and settled.release != release
     records: dict[str, FileRecord] = {}
     given_up: set[str] = set()  # no longer as an earlier apply left them, so nothing of it is ours to remove
+    edited: set[str] = set()  # of these, the ones that may still hold a fix
     for record in settled.files:
         if record.path in changes:
             continue
@@ -201,6 +211,7 @@ def after_apply(
         elif known is not None:
             given_up.add(path)
             if before != known.original and not moved_on:
+                edited.add(path)
                 notes.append(f"{path} was edited after an earlier apply; revert will bring back its bytes of now")
         if original != after:
             records[path] = FileRecord(path, original, after)
@@ -208,11 +219,13 @@ def after_apply(
         notes.append(
             f"the tree was {settled.release} at an earlier apply and is {release}; revert knows the new bytes only"
         )
-    kept = {fix.id: fix for fix in settled.fixes if not _given_up(fix, settled, given_up)}
+    kept = {fix.id: fix for fix in settled.fixes if not _paths(fix, settled) <= given_up}
+    left = {*settled.edited, *(fix.id for fix in settled.fixes if fix.id not in kept and _paths(fix, settled) & edited)}
     kept.update((fix.id, fix) for fix in fixes)
     files = tuple(records[path] for path in sorted(records))
-    return Settled(release, tuple(kept[name] for name in sorted(kept)), files), tuple(notes)
+    fixes_now = tuple(kept[name] for name in sorted(kept))
+    return Settled(release, fixes_now, files, tuple(sorted(left - kept.keys()))), tuple(notes)
 
 
-def _given_up(fix: AppliedFix, settled: Settled, given_up: set[str]) -> bool:
-    return set(fix.files or (record.path for record in settled.files)) <= given_up
+def _paths(fix: AppliedFix, settled: Settled) -> set[str]:
+    return set(fix.files or (record.path for record in settled.files))

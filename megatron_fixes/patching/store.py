@@ -5,7 +5,9 @@ Invariants:
 
 - ``journal.json`` is replaced whole; a reader sees the old or the new one.
 - Bytes are durable before a journal names them, and are dropped only after no journal names them.
-- A directory without ``journal.json`` is a leftover: nothing was done, and it may be removed.
+- Bytes are there only while a journal is: one that says nothing is written before the first bytes and goes after
+  the last. So bytes without a journal mean that it was lost. They may be the only originals: all is refused and kept.
+- A directory with neither is a leftover: nothing was done, and it may be removed.
 - Whoever writes holds the lock. The lock file goes away with the directory, so a holder checks that the file it
   locked is still the one that others would open.
 
@@ -26,8 +28,10 @@ from pathlib import Path
 from megatron_fixes.errors import RefusedError
 from megatron_fixes.patching.journal import Journal, decode, encode
 from megatron_fixes.patching.replace import read_file, require_writable_directory, sync_directory, write_all
+from megatron_fixes.patching.shell import quote
 
 _ATTEMPTS = 20
+_NOTHING_DONE = encode(Journal())
 
 
 def digest(content: bytes) -> str:
@@ -49,17 +53,57 @@ class Store:
         self._lock_file = directory / "lock"
 
     def exists(self) -> bool:
-        """Tell whether the directory is there, be it a leftover."""
-        return self.directory.is_dir()
-
-    def read(self) -> Journal | None:
-        """Return the journal, or None if there is none.
+        """Tell whether the directory is there, be it a leftover.
 
         Raises:
-            RefusedError: There is one that can't be read or trusted.
+            RefusedError: Something else has its name.
         """
+        if self.directory.is_dir():
+            return True
+        if os.path.islink(self.directory):
+            message = f"got a symbolic link to {os.readlink(self.directory)}, which is no directory"
+        elif os.path.lexists(self.directory):
+            message = "got something that is no directory"
+        else:
+            return False
+        hint = "put back what it stood for, or remove it if no fix was applied from here"
+        raise RefusedError(f"{message}, expected the journal's directory", context=str(self.directory), hint=hint)
+
+    def read(self) -> Journal | None:
+        """Return the journal, or None if there is none or it says that nothing was done.
+
+        Raises:
+            RefusedError: There is one that can't be read or trusted, or it was lost.
+        """
+        if not self.exists():
+            return None
         data = read_file(self.journal_file)
-        return None if data is None else decode(data, self.journal_file)
+        if data is None and self.has_bytes():
+            data = read_file(self.journal_file)  # between the two looks another process may have begun
+            if data is None:
+                raise self._lost()
+        return None if data in (None, _NOTHING_DONE) else decode(data, self.journal_file)
+
+    def has_bytes(self) -> bool:
+        """Tell whether bytes are stored."""
+        try:
+            return any(self._blobs.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def _lost(self) -> RefusedError:
+        return RefusedError(
+            "got stored bytes but no journal.json, expected both: they may be the only copies of the files from before "
+            "the fixes, so nothing was changed",
+            context=str(self._blobs),
+            hint=f"put journal.json back; or copy what you need out of {quote(self._blobs)}, where each file is named "
+            f"by its sha256, then remove it: rm -r {quote(self.directory)}",
+        )
+
+    def begin(self) -> None:
+        """Write a journal that says nothing if there is none, before bytes are stored."""
+        if self.read() is None:
+            self.write(Journal())
 
     def write(self, journal: Journal) -> None:
         """Replace the journal durably."""
@@ -81,7 +125,7 @@ class Store:
         content = read_file(self._blobs / name)
         if content is None or digest(content) != name:
             got = "no stored bytes" if content is None else "damaged stored bytes"
-            hint = "restore the file from the release or from git, then remove the journal's directory"
+            hint = f"restore the files from the release or from git, then: rm -r {quote(self.directory)}"
             raise RefusedError(f"got {got}, expected the journal's", context=str(self._blobs / name), hint=hint)
         return content
 
@@ -98,15 +142,26 @@ class Store:
                     os.unlink(file)
 
     def forget(self) -> None:
-        """Remove the journal durably: from here on nothing was done to the target."""
-        os.unlink(self.journal_file)
-        sync_directory(self.directory)
+        """Make the journal durably say that nothing was done to the target; on a full disk, remove it at once."""
+        try:
+            self.write(Journal())
+        except RefusedError:
+            self._remove_bytes()
+            os.unlink(self.journal_file)
+            sync_directory(self.directory)
 
-    def _clear(self) -> None:
-        """Remove a directory that has no journal, the lock last."""
+    def _remove_bytes(self) -> None:
         if self._blobs.is_dir():
             shutil.rmtree(self._blobs)
-        for name in ("journal.json.new", ".gitignore", ".gitignore.new", "lock"):
+            sync_directory(self.directory)
+
+    def _clear(self) -> None:
+        """Remove a directory whose journal says nothing, or that has neither journal nor bytes; the lock last."""
+        data = read_file(self.journal_file)
+        if self.has_bytes() if data is None else data != _NOTHING_DONE:
+            return
+        self._remove_bytes()
+        for name in ("journal.json", "journal.json.new", ".gitignore", ".gitignore.new", "lock"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.directory / name)
         with contextlib.suppress(OSError):  # not empty: another process is beginning, or somebody put a file there
@@ -114,7 +169,7 @@ class Store:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock; on leaving, a directory without a journal is removed.
+        """Hold the lock; on leaving, a directory in which nothing is kept is removed.
 
         Raises:
             RefusedError: Another process holds it, or the directory can't be written. Nothing was changed.
@@ -125,8 +180,7 @@ class Store:
                 self._hide()
                 yield
             finally:
-                if not self.journal_file.exists():
-                    self._clear()
+                self._clear()
         finally:
             os.close(descriptor)
 

@@ -16,15 +16,18 @@ interpreter or script.
 
 from __future__ import annotations
 
+import difflib
 import importlib.machinery
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_fixes.errors import UsageError
 from megatron_fixes.patching.gitfiles import git_directory
 from megatron_fixes.patching.release import dist_info, find_release
+from megatron_fixes.patching.shell import quote
 
 _SITE_NAMES = {"site-packages", "dist-packages"}
 _Find = Callable[[str, Sequence[str] | None], importlib.machinery.ModuleSpec | None]
@@ -63,8 +66,13 @@ def find_target(path: str | Path | None, sys_path: Sequence[str] | None = None) 
         The target; its files were only read.
 
     Raises:
-        UsageError: The path is not such a tree, or nothing is importable.
+        UsageError: The path is empty or not such a tree, or nothing is importable.
     """
+    if path is not None and not str(path).strip():
+        raise UsageError(
+            "got an empty path, expected a directory that holds megatron/core",
+            hint="Check the shell variable that it came from; the working directory is '.'.",
+        )
     root = _importable_root(sys_path) if path is None else _given_root(Path(path))
     git_dir = git_directory(root)
     release, source = find_release(root, git_dir)
@@ -80,11 +88,27 @@ def find_target(path: str | Path | None, sys_path: Sequence[str] | None = None) 
 
 
 def journal_dir(target: Target) -> Path:
-    """Return where the target's journal lies: below its git directory, else beside ``megatron/``."""
-    return target.root / ".megatron-fixes" if target.git_dir is None else target.git_dir / "megatron-fixes"
+    """Return where the target's journal lies, or would lie: below its git directory, else beside ``megatron/``.
+
+    A tree can become a checkout after an apply (``git init``), so the place where something is kept goes first: there
+    are never two journals.
+    """
+    beside = target.root / ".megatron-fixes"
+    if target.git_dir is None:
+        return beside
+    below_git = target.git_dir / "megatron-fixes"
+    return beside if _keeps_something(beside) and not _keeps_something(below_git) else below_git
 
 
-def _holds_core(root: Path) -> bool:
+def _keeps_something(journal: Path) -> bool:
+    """Whether more than a leftover has the journal directory's name: a journal, bytes, or something unexpected."""
+    if not journal.is_dir():
+        return os.path.lexists(journal)
+    return os.path.lexists(journal / "journal.json") or os.path.lexists(journal / "blobs")
+
+
+def holds_core(root: Path) -> bool:
+    """Whether a directory holds the sources of megatron/core."""
     core = root / "megatron" / "core"
     return (core / "__init__.py").is_file() or (core / "package_info.py").is_file()
 
@@ -100,7 +124,7 @@ def _given_root(path: Path) -> Path:
         raise UsageError(
             "got a path that does not exist, expected a directory that holds megatron/core",
             context=str(path),
-            hint=_elsewhere(resolved) or "check the path for a typing mistake",
+            hint=_elsewhere(resolved, _respelt(resolved)) or "check the path for a typing mistake",
         )
     if not is_dir:
         raise UsageError(
@@ -110,7 +134,7 @@ def _given_root(path: Path) -> Path:
         )
     for root in (resolved, *resolved.parents[:2]):
         inside = resolved.relative_to(root).parts
-        if inside == ("megatron", "core")[: len(inside)] and _holds_core(root):
+        if inside == ("megatron", "core")[: len(inside)] and holds_core(root):
             return root
     raise UsageError(
         "got a directory without megatron/core, expected a Megatron-LM checkout, an unpacked tree or site-packages",
@@ -119,21 +143,28 @@ def _given_root(path: Path) -> Path:
     )
 
 
-def _elsewhere(path: Path) -> str:
-    """Return a hint that names a tree near ``path``, or an empty text."""
-    found = next((root for root in _nearby(path) if _holds_core(root)), None)
-    return f"name {found}, which holds megatron/core" if found is not None else ""
+def _elsewhere(path: Path, respelt: Iterable[Path] = ()) -> str:
+    """Return a hint that names a tree above or below ``path``, or one that may have been meant, or an empty text."""
+    found = next((root for root in (*respelt, *_nearby(path)) if holds_core(root)), None)
+    return f"name {quote(found)}, which holds megatron/core" if found is not None else ""
+
+
+def _respelt(path: Path) -> Iterator[Path]:
+    """Yield paths that a path which does not exist may have been meant to be: its first wrong part, spelt otherwise."""
+    above = next(parent for parent in path.parents if parent.is_dir())
+    wrong, *rest = path.relative_to(above).parts
+    for name in difflib.get_close_matches(wrong, [child.name for child in _directories(above)]):
+        yield above.joinpath(name, *rest)
 
 
 def _nearby(path: Path) -> Iterator[Path]:
-    """Yield the ancestors, then what lies one and two levels below, then beside the path."""
+    """Yield the ancestors, then what lies one and two levels below."""
     yield from path.parents
     below = _directories(path)
     yield from below
     for child in below:
         if child.name in {"src", "lib", "third_party", "3rdparty"}:
             yield from _directories(child)
-    yield from _directories(path.parent)
 
 
 def _directories(path: Path) -> list[Path]:
@@ -150,23 +181,41 @@ def _importable_root(sys_path: Sequence[str] | None) -> Path:
     core = _locations(find("megatron.core", locations)) if locations else []
     if core:
         root = Path(core[0]).resolve().parent.parent
-        if _holds_core(root):
+        if holds_core(root):
             return root
         raise UsageError(
             "got an importable megatron.core without its sources, expected megatron/core/__init__.py",
             context=core[0],
-            hint="Reinstall megatron-core, or name the Megatron-LM tree.",
+            hint=_name_it("Reinstall megatron-core"),
         )
     if spec is not None and spec.origin is not None:
         raise UsageError(
             "got a package 'megatron' without 'core', which hides any other, expected megatron.core",
             context=spec.origin,
-            hint="Remove that package from the import path, or name the Megatron-LM tree.",
+            hint=_name_it("Remove that package from the import path"),
         )
     raise UsageError(
         "got no importable megatron.core, expected an installed megatron-core",
-        hint="Name a Megatron-LM tree, or install megatron-core.",
+        hint=_name_it("Install megatron-core"),
     )
+
+
+def _name_it(other_way: str) -> str:
+    if tree_here(None) is None:
+        return f"{other_way}, or name the Megatron-LM tree."
+    return f"Look at the tree in the working directory: megatron-fixes scan . (or: {other_way.lower()})"
+
+
+def tree_here(target: Target | None) -> Path | None:
+    """Return the working directory if it holds a tree that is not the target, else None.
+
+    ``python train.py`` in it may well import that tree, where this process does not look into it.
+    """
+    try:
+        here = Path.cwd().resolve()
+    except OSError:  # it was removed
+        return None
+    return here if holds_core(here) and (target is None or target.root != here) else None
 
 
 def _finder(sys_path: Sequence[str] | None) -> _Find:

@@ -18,13 +18,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from megatron_fixes.errors import RefusedError
 from megatron_fixes.patching.journal import (
-    Action,
     AppliedFix,
     FileRecord,
     Journal,
@@ -34,91 +31,12 @@ from megatron_fixes.patching.journal import (
     after_apply,
     temporary_name,
 )
+from megatron_fixes.patching.outcome import Committed, EditedError, FileState, Recovery, Reverted, State, Status
 from megatron_fixes.patching.relative import escape_reason
 from megatron_fixes.patching.replace import read_file, real_file, remove_leftover, replace_file, require_writable
+from megatron_fixes.patching.shell import quote
 from megatron_fixes.patching.store import Store, digest
 from megatron_fixes.patching.target import Target, journal_dir
-
-Status = Literal["patched", "original", "edited", "missing"]
-
-
-@dataclass(frozen=True)
-class Recovery:
-    """An interrupted transaction that was mended.
-
-    Attributes:
-        action: ``apply``: it was undone. ``revert``: it was completed.
-        files: Paths of the transaction.
-        fixes: Ids of the fixes that it would have added, or has removed.
-    """
-
-    action: Action
-    files: tuple[str, ...]
-    fixes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Committed:
-    """Outcome of an apply.
-
-    Attributes:
-        files: Paths that were replaced; empty if there was nothing to change.
-        fixes: Ids of all fixes that the journal now holds.
-        notes: Sentences that the user should read.
-        recovered: An interrupted transaction that was mended first.
-    """
-
-    files: tuple[str, ...]
-    fixes: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-    recovered: Recovery | None = None
-
-
-@dataclass(frozen=True)
-class Reverted:
-    """Outcome of a revert; all empty if there was nothing to revert.
-
-    Attributes:
-        files: Paths that got their original bytes back.
-        fixes: Ids of the fixes that were removed.
-        recovered: An interrupted transaction that was mended first.
-    """
-
-    files: tuple[str, ...] = ()
-    fixes: tuple[str, ...] = ()
-    recovered: Recovery | None = None
-
-    @property
-    def nothing(self) -> bool:
-        """Whether no fix of ours was in the target."""
-        return not self.files and not self.fixes
-
-
-@dataclass(frozen=True)
-class FileState:
-    """A file of the journal, and what it holds now."""
-
-    path: str
-    status: Status
-
-
-@dataclass(frozen=True)
-class State:
-    """What the journal says of a target.
-
-    Attributes:
-        directory: The journal's directory.
-        release: Release at the last apply.
-        fixes: The fixes that were applied.
-        files: The files that were changed.
-        interrupted: The transaction that was killed (or still runs), if any; ``recover`` mends it.
-    """
-
-    directory: Path
-    release: str | None
-    fixes: tuple[AppliedFix, ...]
-    files: tuple[FileState, ...]
-    interrupted: Action | None
 
 
 def commit(
@@ -156,6 +74,7 @@ def commit(
                     context=path,
                     hint="Repeat the command when nothing else writes to the target.",
                 )
+        store.begin()
         digests = {path: (store.add(before), store.add(after)) for path, (before, after) in changes.items()}
         untouched = {record.path: _digest_now(target, record.path) for record in settled.files}
         settles_to, notes = after_apply(settled, digests, fixes, release, untouched)
@@ -170,8 +89,9 @@ def revert(target: Target) -> Reverted:
     An interrupted transaction is mended first.
 
     Raises:
-        RefusedError: A file was edited since, is missing or read-only, stored bytes are missing or damaged, another
-            process is at work, or the journal can't be trusted. Every file is as it was.
+        EditedError: A file was edited since, or is missing. Every file is as it was.
+        RefusedError: A file is read-only, stored bytes are missing or damaged, another process is at work, or the
+            journal can't be trusted. Every file is as it was.
     """
     store = Store(journal_dir(target))
     if not store.exists():
@@ -186,7 +106,30 @@ def revert(target: Target) -> Reverted:
         steps = _revert_steps(target, store, settled)
         _run(target, store, settled, Pending("revert", steps, Settled()))
     files = tuple(record.path for record in settled.files)
-    return Reverted(files, tuple(fix.id for fix in settled.fixes), recovered)
+    return Reverted(files, tuple(fix.id for fix in settled.fixes), recovered, settled.edited)
+
+
+def settle(target: Target) -> Reverted:
+    """Remove the journal and change no other file: the fixes were taken out by other means, which the caller has seen.
+
+    Raises:
+        RefusedError: A transaction was interrupted, a file is as an apply left it, another process is at work, or the
+            journal can't be trusted. Nothing was changed.
+    """
+    store = Store(journal_dir(target))
+    if not store.exists():
+        return Reverted()
+    with store.locked():
+        journal = store.read()
+        if journal is None:
+            return Reverted()
+        intact = [r.path for r in journal.settled.files if _digest_now(target, r.path) == r.current]
+        if journal.pending is not None or intact:
+            message = "got fixes that are still in the tree, or half in it, expected them to be out"
+            raise RefusedError(message, context=", ".join(intact) or str(store.journal_file), hint="Use revert.")
+        store.forget()
+    ids = tuple(fix.id for fix in journal.settled.fixes)
+    return Reverted(edited=journal.settled.edited, forgotten=ids)
 
 
 def recover(target: Target) -> Recovery | None:
@@ -264,27 +207,18 @@ def _steps(digests: Mapping[str, tuple[str, str]]) -> tuple[Step, ...]:
 
 def _revert_steps(target: Target, store: Store, settled: Settled) -> tuple[Step, ...]:
     """Return the files that are not original; refuse if any is neither patched nor original."""
-    edited: list[FileRecord] = []
+    edited: dict[str, str] = {}
     digests: dict[str, tuple[str, str]] = {}
     for record in settled.files:
         now = _digest_now(target, record.path)
         if now not in (record.current, record.original):
-            edited.append(record)
+            original, file = store.path_of(record.original), real_file(target.root, record.path)
+            edited[record.path] = f"cp {quote(original)} {quote(file)}"
         elif now != record.original:
             digests[record.path] = (now, record.original)
     if edited:
-        names = ", ".join(record.path for record in edited)
-        first = edited[0]
-        hint = (
-            f"save your edits elsewhere, put the bytes from before the fixes back "
-            f"(cp {store.path_of(first.original)} {real_file(target.root, first.path)}) for each, then revert again"
-        )
-        if None not in (settled.release, target.release) and settled.release != target.release:
-            hint += (
-                f"; or, as the fixes were applied to {settled.release} and this is {target.release}, remove "
-                f"{store.directory} if none of them is left"
-            )
-        raise RefusedError(f"got files that were edited or removed after apply: {names}", hint=hint)
+        ids = tuple(fix.id for fix in settled.fixes)
+        raise EditedError(ids, edited, store.directory, some_intact=bool(digests))
     return _steps(digests)
 
 
@@ -335,7 +269,7 @@ def _settle(store: Store, settled: Settled) -> None:
     if settled.files:
         store.write(journal)
         store.drop_unused(journal)
-    elif store.read() is not None:
+    else:
         store.forget()
 
 

@@ -82,6 +82,35 @@ def test_wrong_path_gets_a_hint_that_names_the_tree_nearby(tmp_path: Path, made:
     assert caught.value.context == str(tmp_path / given)
 
 
+def test_missing_path_gets_no_hint_of_an_unrelated_tree_beside_it(tmp_path: Path) -> None:
+    write_tree(tmp_path / "a-tree")
+    with pytest.raises(UsageError) as caught:
+        find_target(tmp_path / "nope")
+    assert "a-tree" not in caught.value.hint
+    write_tree(tmp_path / "deep/Megatron-LM")
+    with pytest.raises(UsageError, match="does not exist") as caught:
+        find_target(tmp_path / "dep/Megatron-LM")
+    assert caught.value.hint == f"name {tmp_path / 'deep/Megatron-LM'}, which holds megatron/core"
+
+
+@pytest.mark.parametrize("path", ["", " ", "\t\n"])
+def test_an_empty_path_is_not_the_working_directory(tree: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.chdir(tree)
+    with pytest.raises(UsageError, match="empty path"):
+        find_target(path)
+
+
+def test_nothing_importable_in_a_tree_names_the_tree(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tree)
+    with pytest.raises(UsageError) as caught:
+        find_target(None, sys_path=[])
+    assert "megatron-fixes scan ." in caught.value.hint
+    monkeypatch.chdir(tree.parent)
+    with pytest.raises(UsageError) as caught:
+        find_target(None, sys_path=[])
+    assert "scan ." not in caught.value.hint
+
+
 def test_missing_path_file_and_empty_directory_are_told_apart(tmp_path: Path) -> None:
     base = tmp_path / "a" / "b"
     base.mkdir(parents=True)

@@ -19,8 +19,9 @@ import pytest
 
 from megatron_fixes.errors import RefusedError
 from megatron_fixes.patching.journal import AppliedFix
+from megatron_fixes.patching.outcome import Committed, EditedError
 from megatron_fixes.patching.target import find_target, journal_dir
-from megatron_fixes.patching.transaction import Committed, commit, read_state, recover, revert
+from megatron_fixes.patching.transaction import commit, read_state, recover, revert, settle
 
 from .conftest import FILES, snapshot, write_tree
 
@@ -227,7 +228,8 @@ def test_edit_between_applies_is_noted_and_is_what_revert_brings_back(tree: Path
     done = apply(tree, "MF0003", BUFFER)
     assert done.notes == (f"{BUFFER} was edited after an earlier apply; revert will bring back its bytes of now",)
     assert done.fixes == ("MF0002", "MF0003")
-    assert revert(find_target(tree)).fixes == ("MF0002", "MF0003")
+    undone = revert(find_target(tree))
+    assert (undone.fixes, undone.edited) == (("MF0002", "MF0003"), ("MF0001",))
     assert (tree / BUFFER).read_bytes() == edited
     assert (tree / OPTIMIZER).read_bytes() == FILES[OPTIMIZER]
 
@@ -255,6 +257,91 @@ def test_new_release_forgets_what_is_no_longer_there(tree: Path) -> None:
     assert (tree / BUFFER).read_bytes() == b"of 0.17.0\n"
 
 
+def test_a_fix_that_is_applied_again_after_an_edit_took_it_out_is_no_part_of_the_edit(tree: Path) -> None:
+    apply(tree, "MF0001", BUFFER)
+    (tree / BUFFER).write_bytes(b"mine\n")
+    apply(tree, "MF0001", BUFFER)
+    assert revert(find_target(tree)).edited == ()
+
+
+# The fixes were taken out by other means
+
+
+def test_settling_removes_the_journal_and_touches_no_file(tree: Path) -> None:
+    apply(tree, "MF0001", BUFFER)
+    (tree / BUFFER).write_bytes(b"mine\n")
+    before = {path: found for path, found in snapshot(tree).items() if not path.startswith(".megatron-fixes")}
+    undone = settle(find_target(tree))
+    assert (undone.fixes, undone.files, undone.forgotten, undone.nothing) == ((), (), ("MF0001",), False)
+    assert snapshot(tree) == before
+    assert settle(find_target(tree)).nothing
+
+
+def test_settling_is_refused_while_a_file_is_as_the_apply_left_it(tree: Path) -> None:
+    apply(tree, "MF0001", BUFFER, OPTIMIZER)
+    (tree / BUFFER).write_bytes(b"mine\n")
+    before = snapshot(tree)
+    with pytest.raises(RefusedError, match="still in the tree") as caught:
+        settle(find_target(tree))
+    assert caught.value.context == OPTIMIZER
+    assert snapshot(tree) == before
+
+
+# Where the journal lies, and where it was lost
+
+
+def test_journal_is_found_after_the_tree_became_a_checkout(tree: Path, git: Callable[..., str]) -> None:
+    before = snapshot(tree)
+    apply(tree, "MF0001", BUFFER)
+    git(tree, "init", "-q")
+    assert statuses(tree) == {BUFFER: "patched"}
+    apply(tree, "MF0002", OPTIMIZER)
+    assert not (tree / ".git/megatron-fixes").exists()
+    assert revert(find_target(tree)).fixes == ("MF0001", "MF0002")
+    assert snapshot(tree) == before
+    apply(tree, "MF0001", BUFFER)
+    assert (tree / ".git/megatron-fixes/journal.json").is_file()
+
+
+def test_leftover_beside_the_tree_does_not_hide_gits_own_place(tree: Path, git: Callable[..., str]) -> None:
+    git(tree, "init", "-q")
+    (tree / ".megatron-fixes").mkdir()
+    assert journal_dir(find_target(tree)) == tree / ".git/megatron-fixes"
+
+
+@pytest.mark.parametrize("blobs", ["all", "one"])
+def test_bytes_whose_journal_was_lost_are_kept_and_named(tree: Path, blobs: str) -> None:
+    apply(tree, "MF0001", BUFFER)
+    (tree / ".megatron-fixes/journal.json").unlink()
+    if blobs == "one":
+        (tree / ".megatron-fixes/blobs" / hashlib.sha256(FILES[BUFFER] + b"# MF0001\n").hexdigest()).unlink()
+    before = snapshot(tree)
+    target = find_target(tree)
+    for command in (lambda: revert(target), lambda: recover(target), lambda: read_state(target), lambda: settle(target),
+                    lambda: apply(tree, "MF0002", OPTIMIZER)):  # fmt: skip
+        with pytest.raises(RefusedError, match="only copies") as caught:
+            command()
+        assert caught.value.context == str(tree / ".megatron-fixes/blobs")
+        assert snapshot(tree) == before
+
+
+@pytest.mark.parametrize("kind", ["dangling link", "file"])
+@pytest.mark.parametrize("checkout", [False, True])
+def test_something_else_in_the_journals_place_is_named(
+    tree: Path, git: Callable[..., str], kind: str, checkout: bool
+) -> None:
+    if checkout:
+        git(tree, "init", "-q")
+    place = tree / ".megatron-fixes"
+    place.symlink_to("gone") if kind == "dangling link" else place.touch()
+    target = find_target(tree)
+    for command in (lambda: revert(target), lambda: recover(target), lambda: read_state(target),
+                    lambda: apply(tree, "MF0001", BUFFER)):  # fmt: skip
+        with pytest.raises(RefusedError, match="no directory") as caught:
+            command()
+        assert caught.value.context == str(place) and caught.value.hint
+
+
 # Revert is refused
 
 
@@ -263,19 +350,14 @@ def test_revert_names_every_edited_file_and_its_hint_is_the_way_out(tree: Path) 
     (tree / BUFFER).write_bytes(b"mine\n")
     (tree / OPTIMIZER).unlink()
     before = snapshot(tree)
-    with pytest.raises(RefusedError) as caught:
+    with pytest.raises(EditedError) as caught:
         revert(find_target(tree))
     assert f"{BUFFER}, {OPTIMIZER}" in caught.value.message
     assert FINALIZE not in str(caught.value)
     assert snapshot(tree) == before
     assert statuses(tree) == {BUFFER: "edited", FINALIZE: "patched", OPTIMIZER: "missing"}
-    for _ in range(2):
-        command = caught.value.hint.split("(cp ")[1].split(")")[0].split()
-        Path(command[1]).write_bytes(Path(command[0]).read_bytes())
-        try:
-            revert(find_target(tree))
-        except RefusedError as error:
-            caught.value.hint = error.hint
+    subprocess.run(caught.value.give_up, shell=True, check=True, timeout=60)
+    revert(find_target(tree))
     assert {path: (tree / path).read_bytes() for path in FILES} == FILES
     assert not (tree / ".megatron-fixes").exists()
 
