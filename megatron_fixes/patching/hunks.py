@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from megatron_fixes.errors import DoesNotFitError
-from megatron_fixes.patching.unified import FilePatch, Hunk, parse_patch, touched_paths
+from megatron_fixes.patching.unified import FilePatch, Hunk, parse_patch, split_lines, touched_paths
 
 __all__ = ["apply_patch", "reverse_patch", "touched_paths"]
 
@@ -73,12 +73,6 @@ def _apply(entries: Sequence[FilePatch], files: Mapping[str, bytes], source: str
     return {path: after for path, after in results.items() if after != files[path]}
 
 
-def _split(content: bytes) -> list[bytes]:
-    lines = content.split(b"\n")
-    last = lines.pop()
-    return [line + b"\n" for line in lines] + ([last] if last else [])
-
-
 @dataclass
 class _Image:
     """A file's lines while hunks are applied, and which of them an earlier hunk produced."""
@@ -88,7 +82,7 @@ class _Image:
 
     @classmethod
     def of(cls, content: bytes) -> _Image:
-        lines = _split(content)
+        lines = split_lines(content, b"\n")
         return cls(lines, [False] * len(lines))
 
     def find(self, hunk: Hunk) -> int | None:
@@ -166,7 +160,7 @@ def _line_end_hint(image: _Image, hunk: Hunk) -> str:
     file_crlf = sum(line.endswith(b"\r\n") for line in image.lines)
     hunk_crlf = sum(line.endswith(b"\r\n") for line in hunk.old)
     if 2 * file_crlf > len(image.lines) and 2 * hunk_crlf < len(hunk.old):
-        return "the file has CRLF line ends and the patch LF: convert the file to LF"
+        return "the file has CRLF line ends and the patch LF: convert the file to LF, as the release has it"
     if hunk_crlf and not file_crlf:
         return "the patch has CRLF line ends and the file LF: fetch the patch without line-end conversion"
     return ""

@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from megatron_fixes.errors import RefusedError, UsageError
+from megatron_fixes.errors import RefusedError
 from megatron_fixes.patching.hunks import touched_paths
+from megatron_fixes.patching.ids import require_fixes
 from megatron_fixes.patching.journal import AppliedFix
 from megatron_fixes.patching.scan import Row, apply_all, read_files, scan
 
@@ -62,12 +63,7 @@ def make_plan(target: Target, catalog: Catalog, only: Sequence[str] = ()) -> Pla
         UsageError: An id that is not a known fix.
         RefusedError: A fix has drifted, does not fit, or was asked for and has no patch for this release.
     """
-    unknown = [fix_id for fix_id in only if fix_id not in catalog.matrix.fixes]
-    if unknown:
-        raise UsageError(
-            f"got {', '.join(unknown)}, expected ids of known fixes",
-            hint=f"Name some of {', '.join(catalog.matrix.fixes)}, separated by commas.",
-        )
+    require_fixes(catalog.matrix, only)
     rows = {row.finding.fix_id: row for row in scan(target, catalog)}
     asked = {fix_id: row for fix_id, row in rows.items() if not only or fix_id in only}
     _refuse(target, asked, named=bool(only))
@@ -118,12 +114,15 @@ def _refuse(target: Target, asked: dict[str, Row], *, named: bool) -> None:
     missing = [row for row in asked.values() if row.remedy == "none" and named]
     reasons = [f"{row.finding.fix_id} drifted ({row.finding.reason})" for row in drifted]
     reasons += [f"{row.finding.fix_id} does not fit ({row.misfit})" for row in misfits]
+    advice = {row.misfit_hint: None for row in misfits if row.misfit_hint}
     reasons += [f"{row.finding.fix_id} has no patch for {row.finding.release} yet" for row in missing]
     if not reasons:
         return
     fitting = [fix_id for fix_id, row in asked.items() if row.remedy == "patch"]
     if fitting:
         hint = f"Apply only what fits: --only {','.join(fitting)}."
+    elif len(advice) == 1 and not drifted:
+        hint = next(iter(advice))
     elif drifted or misfits:
         hint = "See what differs: `megatron-fixes scan` names the functions and the lines."
     else:

@@ -29,11 +29,18 @@ Remedy = Literal["patch", "none", "does-not-fit"]
 
 @dataclass(frozen=True)
 class Row:
-    """A finding with its remedy; ``remedy`` is None unless the fix is needed, ``misfit`` says why it doesn't fit."""
+    """A finding with its remedy.
+
+    Attributes:
+        remedy: None unless the fix is needed.
+        misfit: Why the patch doesn't fit, in one line; empty if it does.
+        misfit_hint: What to do about that.
+    """
 
     finding: Finding
     remedy: Remedy | None = None
     misfit: str = ""
+    misfit_hint: str = ""
 
 
 def read_files(target: Target, catalog: Catalog) -> dict[str, bytes]:
@@ -141,5 +148,5 @@ def _remedied(
     try:
         apply_all(catalog, missing, files, claimed)
     except DoesNotFitError as error:
-        return Row(finding, "does-not-fit", str(error))
+        return Row(finding, "does-not-fit", f"{error.context}: {error.message}", error.hint)
     return Row(finding, "patch")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import AnyStr
 
 from unidiff.errors import UnidiffParseError
 from unidiff.patch import Hunk as ParsedHunk
@@ -76,11 +77,11 @@ class FilePatch:
     hunks: tuple[Hunk, ...]
 
 
-def split_lines(text: str) -> list[str]:
-    """Split at ``\\n`` only, keeping line ends (``str.splitlines`` would also split at form feeds and more)."""
-    lines = text.split("\n")
+def split_lines(text: AnyStr, end: AnyStr) -> list[AnyStr]:
+    """Split at ``end`` only, ``\\n`` of the text's kind, and keep it (``splitlines`` splits at ``\\r`` and more)."""
+    lines = text.split(end)
     last = lines.pop()
-    return [line + "\n" for line in lines] + ([last] if last else [])
+    return [line + end for line in lines] + ([last] if last else [])
 
 
 def parse_patch(patch_text: str | bytes, *, source: str) -> tuple[FilePatch, ...]:
@@ -97,7 +98,7 @@ def parse_patch(patch_text: str | bytes, *, source: str) -> tuple[FilePatch, ...
     Raises:
         DataError: The patch is malformed, or does something other than editing existing files.
     """
-    lines = split_lines(_text(patch_text, source))
+    lines = split_lines(_text(patch_text, source), "\n")
     starts = [at for at, line in enumerate(lines) if line.startswith("diff --git ")]
     if not starts:
         raise DataError("got no 'diff --git' line, expected at least one", context=source)
