@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from megatron_fixes.cli import output
-from megatron_fixes.cli.options import as_typed, json_option, only_option, require_fixes
+from megatron_fixes.cli.options import as_typed, json_option, only_option
 from megatron_fixes.cli.scan import interruption, print_head, row_reason
 from megatron_fixes.errors import RefusedError
+from megatron_fixes.patching.ids import require_fixes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from megatron_fixes.patching.outcome import Recovery
     from megatron_fixes.patching.plan import Plan
+    from megatron_fixes.patching.scan import Row
     from megatron_fixes.patching.target import Target
-    from megatron_fixes.patching.transaction import Recovery
 
 _LABEL = 10
 _NO_LINE_END = "\\ No newline at end of file\n"
@@ -31,18 +33,13 @@ _NO_LINE_END = "\\ No newline at end of file\n"
 
 def unified_diff(changes: Mapping[str, tuple[bytes, bytes]]) -> Iterator[str]:
     """Yield the lines of a git diff of changed files, each with its line end; bytes that aren't UTF-8 are escaped."""
+    from megatron_fixes.patching.unified import split_lines
+
     for path in sorted(changes):
-        before, after = (_lines(content) for content in changes[path])
+        before, after = (split_lines(content.decode("utf-8", "surrogateescape"), "\n") for content in changes[path])
         yield f"diff --git a/{path} b/{path}\n"
         for line in difflib.unified_diff(before, after, f"a/{path}", f"b/{path}"):
             yield line if line.endswith("\n") else f"{line}\n{_NO_LINE_END}"
-
-
-def _lines(content: bytes) -> list[str]:
-    # Not splitlines(), which also splits at form feeds and more.
-    lines = content.decode("utf-8", "surrogateescape").split("\n")
-    last = lines.pop()
-    return [line + "\n" for line in lines] + ([last] if last else [])
 
 
 def recovery_sentence(recovery: Recovery) -> str:
@@ -82,18 +79,24 @@ def _print_plan(plan: Plan, *, done: bool) -> None:
     for row in plan.already:
         text = f"{row.finding.fix_id}  {row.finding.verdict}: {row_reason(row)}"
         output.labelled("no change", text, _LABEL, wrap=False)
-    for row in plan.without_patch:
-        text = f"{row.finding.fix_id}  needed, but there is no patch for {row.finding.release} yet"
-        output.labelled("no patch", text, _LABEL, wrap=False)
-    for row in plan.gated:
-        text = f"{row.finding.fix_id}  needed, but only applied by name: --only {row.finding.fix_id}"
-        output.labelled("gated", text, _LABEL, wrap=False)
+    for label, rows, why in _left(plan):
+        for row in rows:
+            output.labelled(label, f"{row.finding.fix_id}  needed, but {why(row)}", _LABEL, wrap=False)
     for path in plan.changes:
         output.labelled("wrote" if done else "to write", path, _LABEL, wrap=False)
 
 
+def _left(plan: Plan) -> tuple[tuple[str, Sequence[Row], Callable[[Row], str]], ...]:
+    """The needed fixes that are not applied: label, rows, and why."""
+    return (
+        ("no patch", plan.without_patch, lambda row: f"there is no patch for {row.finding.release} yet"),
+        ("gated", plan.gated, lambda row: f"only applied by name: --only {row.finding.fix_id}"),
+    )
+
+
 def _nothing(plan: Plan) -> str:
-    return "nothing to do" + ("; see `megatron-fixes list` for the releases with a patch" if plan.without_patch else "")
+    left = [f"{row.finding.fix_id} is needed, but {why(row)}" for _, rows, why in _left(plan) for row in rows]
+    return f"nothing to apply: {'; '.join(left)}" if left else "nothing to do"
 
 
 def _to_json(target: Target, plan: Plan, notes: Sequence[str], recovered: Recovery | None, dry_run: bool) -> Any:
@@ -103,6 +106,7 @@ def _to_json(target: Target, plan: Plan, notes: Sequence[str], recovered: Recove
         "applied": [patch.fix_id for patch in plan.patches],
         "already": [row.finding.fix_id for row in plan.already],
         "without_patch": [row.finding.fix_id for row in plan.without_patch],
+        "gated": [row.finding.fix_id for row in plan.gated],
         "required": list(plan.required),
         "files": sorted(plan.changes),
         "notes": list(notes),
@@ -134,6 +138,16 @@ def _dry_run(target: Target, plan: Plan, notes: Sequence[str], as_json: bool) ->
     return 0
 
 
+def _print_outcome(target: Target, plan: Plan, notes: Sequence[str], where: str) -> None:
+    print_head(target)
+    output.say()
+    _print_plan(plan, done=True)
+    for sentence in notes:
+        output.labelled("note", sentence, _LABEL, wrap=False)
+    output.say()
+    output.say(f"to take them out: megatron-fixes revert {where}" if plan.changes else _nothing(plan))
+
+
 @click.command("apply")
 @click.argument("target_path", metavar="TARGET")
 @only_option
@@ -163,20 +177,16 @@ def apply_command(target_path: str, only: tuple[str, ...], dry_run: bool, instal
         return _dry_run(target, plan, notes, as_json)
     recovered = recover(target)
     if recovered is not None and not as_json:
-        output.say(recovery_sentence(recovered), "bold yellow")
+        with output.telling(recovery_sentence(recovered)):
+            output.say(recovery_sentence(recovered), "bold yellow")
     plan = make_plan(target, catalog, only)
     written: Sequence[str] = ()
     if plan.changes:
         written, mended = _write(target, plan)
         recovered = recovered or mended
-    if as_json:
-        output.print_json(_to_json(target, plan, written, recovered, dry_run=False))
-        return 0
-    print_head(target)
-    output.say()
-    _print_plan(plan, done=True)
-    for sentence in written:
-        output.labelled("note", sentence, _LABEL, wrap=False)
-    output.say()
-    output.say(f"to take them out: megatron-fixes revert {where}" if plan.changes else _nothing(plan))
+    with output.telling(f"{', '.join(patch.fix_id for patch in plan.patches)} applied to {where}" * bool(plan.changes)):
+        if as_json:
+            output.print_json(_to_json(target, plan, written, recovered, dry_run=False))
+        else:
+            _print_outcome(target, plan, written, where)
     return 0

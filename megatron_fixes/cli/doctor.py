@@ -13,7 +13,7 @@ import click
 
 from megatron_fixes.cli import output
 from megatron_fixes.cli.environment import Package, packages
-from megatron_fixes.cli.options import json_option
+from megatron_fixes.cli.options import json_option, note_tree_here
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,9 @@ def megatron_core() -> tuple[Package, list[Row]]:
 
     try:
         target = find_target(None)
+        note_tree_here(target)
     except UsageError as error:
+        note_tree_here(None)
         return Package("megatron-core", None, None, error.message), []
     release = target.release or "unknown"
     return Package("megatron-core", release, str(target.root), target.release_source), scan(target, load())

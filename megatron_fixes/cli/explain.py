@@ -7,15 +7,16 @@ the head of the newest patch; a fix without a patch shows what the matrix knows.
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from megatron_fixes.cli import output
 from megatron_fixes.cli.list import patched_releases
-from megatron_fixes.cli.options import json_option, require_fixes
+from megatron_fixes.cli.options import json_option
 from megatron_fixes.cli.ranges import compact
+from megatron_fixes.patching.ids import require_fixes
+from megatron_fixes.patching.shell import quote
 
 if TYPE_CHECKING:
     from megatron_fixes.catalog import Catalog
@@ -120,7 +121,7 @@ def _print(known: dict[str, Any], catalog: Catalog, fix: Fix) -> None:
         files = ", ".join(patch["files"])
         size = f"+{patch['added']} -{patch['removed']}"
         line("" if at else "patches", f"{compact(patch['releases'], matrix.releases)}  {size}  {files}", wrap=False)
-        line("", f"git apply {shlex.quote(patch['path'])}", wrap=False)
+        line("", f"git apply {quote(patch['path'])}", wrap=False)
     output.say()
     for at, (means, releases) in enumerate(tested_ranges(fix, matrix).items()):
         line("" if at else "tested", f"{means} ({MEANS[means]}): {releases}")

@@ -2,8 +2,8 @@
 """The command ``megatron-fixes``: which commands there are, and what a process ends with.
 
 Exit codes: 0 fine, 1 the check failed or the work was refused, 2 the user's mistake, 70 our bug, 130
-interrupted, 141 the reader of our output went away. A command returns its exit code; failures are raised as
-``MegatronFixesError``.
+interrupted, 141 the reader of our output went away, 143 terminated. A command returns its exit code; failures are
+raised as ``MegatronFixesError``.
 
 A command's module is imported when it is called, so that ``--help`` and mistyped names cost no more than click
 itself. A traceback is shown for our own bugs only, and only where MEGATRON_FIXES_TRACEBACK asks for it.
@@ -81,7 +81,8 @@ class _Commands(click.Group):
 @click.group(
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 fine, 1 the check failed or was refused, 2 a mistake in the command, 70 a bug of ours.",
+    epilog="Exit codes: 0 fine, 1 the check failed or was refused, 2 a mistake in the command, 70 a bug of ours, "
+    "130 interrupted, 141 the reader of the output went away, 143 terminated.",
 )
 @click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:

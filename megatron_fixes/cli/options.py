@@ -7,12 +7,13 @@ option that is given but names nothing is refused: for ``apply`` it would otherw
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 import click
 
+from megatron_fixes.cli import output
 from megatron_fixes.errors import UsageError
+from megatron_fixes.patching.shell import quote, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,20 +61,6 @@ variant_option = click.option(
 fix_ids_argument = click.argument("fix_ids", nargs=-1, callback=_fix_ids, metavar="[MF0001 ...]")
 
 
-def require_fixes(matrix: Matrix, fix_ids: Iterable[str]) -> None:
-    """Refuse ids that are not known fixes.
-
-    Raises:
-        UsageError: Unknown; the hint lists what is known.
-    """
-    unknown = [fix_id for fix_id in fix_ids if fix_id not in matrix.fixes]
-    if unknown:
-        raise UsageError(
-            f"got {', '.join(unknown)}, expected ids of known fixes",
-            hint=f"Name some of {', '.join(matrix.fixes)}; `megatron-fixes list` says what they are.",
-        )
-
-
 def known_releases(matrix: Matrix, given: Iterable[str]) -> tuple[str, ...]:
     """The releases that are meant: ``all`` is all of the matrix; ``v0.16.1`` and ``core_v0.16.1`` are taken too.
 
@@ -95,6 +82,14 @@ def known_releases(matrix: Matrix, given: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def note_tree_here(target: Target | None) -> None:
+    """Say so if the working directory holds another tree than the one that was found without being named."""
+    from megatron_fixes.patching.target import tree_here
+
+    if (here := tree_here(target)) is not None:
+        output.note(f"note: {shown(here)} lies here too; to look at it: megatron-fixes scan .")
+
+
 def as_typed(target: Target, typed: str | None) -> str:
     """The target as a word for the shell: as the user named it, else its root."""
-    return shlex.quote(typed if typed is not None else str(target.root))
+    return quote(typed if typed is not None else target.root)

@@ -3,12 +3,13 @@
 
 In a pipe a row is one line, nothing is cut to a width, and no character but the data's own is outside ASCII, so
 that ``grep`` and ``awk`` can read it. rich is imported only on a terminal; it respects NO_COLOR and TERM=dumb.
-What a stream's encoding can't express is written as an escape and never raises. Not handled: what is said (each
-command's own file).
+What a stream's encoding can't express is written as the escapes of its bytes and never raises. What is said to a
+stream that was closed goes nowhere, and not to the other one. Not handled: what is said (each command's own file).
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import functools
 import io
@@ -19,12 +20,12 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, TextIO
 
+from megatron_fixes.errors import MegatronFixesError
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.console import Console
-
-    from megatron_fixes.errors import MegatronFixesError
 
 STYLES = {
     "needed": "bold red",
@@ -43,14 +44,76 @@ STYLES = {
     "NO": "bold red",
 }
 _GAP = "  "
+_ESCAPE = "megatron_fixes.bytes"
+_MIN_TABLE_COLUMNS = 60
+_MIN_LAST_COLUMN = 24
 _MAX_PROSE_COLUMNS = 100
 
 
+class UntoldError(MegatronFixesError):
+    """The work was done, but what there was to say of it could not be written."""
+
+    exit_code = 1
+
+
 def settle_streams() -> None:
-    """Make both streams write an escape for what their encoding can't express, such as odd bytes in a file name."""
+    """Make all streams fit to be used.
+
+    A stream that was closed becomes one that goes nowhere: else a file opened later would get its number and what is
+    printed. What an encoding can't express, such as odd bytes in a file name, is written as an escape.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, _nowhere(number))
+    codecs.register_error(_ESCAPE, _escape_bytes)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors=_ESCAPE)
+
+
+def _nowhere(number: int) -> TextIO:
+    try:
+        os.fstat(number)
+    except OSError:
+        opened = os.open(os.devnull, os.O_RDWR)
+        if opened != number:
+            os.dup2(opened, number)
+            os.close(opened)
+    return open(os.devnull, "r" if number == 0 else "w", encoding="utf-8")
+
+
+def _escape_bytes(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    content = b"".join(
+        bytes([ord(c) - 0xDC00]) if "\udc80" <= c <= "\udcff" else c.encode("utf-8", "surrogatepass") for c in text
+    )
+    return "".join(f"\\x{byte:02x}" for byte in content), error.end
+
+
+@contextlib.contextmanager
+def telling(done: str) -> Iterator[None]:
+    """Say something of work that is done; if that can't be written, the error says that the work is done all the same.
+
+    Args:
+        done: What was done; empty if nothing was.
+
+    Raises:
+        UntoldError: The output could not be written.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if not done:
+            raise
+        raise UntoldError(
+            f"got '{error.strerror or error}' while writing the output, but the work is done: {done}",
+            hint="See to the output, then look with `megatron-fixes scan`; there is nothing to repeat.",
+        ) from error
 
 
 def flush_or_forget() -> None:
@@ -117,7 +180,13 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, stacked: int
         stacked: So many of the last columns stand under one another on a terminal; the others keep to one line.
     """
     if is_terminal():
-        _print_on_terminal(headers, rows, stacked)
+        first = len(headers) - stacked
+        taken = sum(max(map(len, column)) + len(_GAP) for column in [*zip(headers, *rows, strict=True)][:first])
+        columns = _console().width
+        if columns < _MIN_TABLE_COLUMNS or columns - taken < _MIN_LAST_COLUMN:
+            _print_blocks(headers, rows, first)
+        else:
+            _print_on_terminal(headers, rows, stacked)
     else:
         for line in plain_lines(headers, rows):
             print(line)
@@ -149,6 +218,23 @@ def _print_on_terminal(headers: Sequence[str], rows: Sequence[Sequence[str]], st
     _console().print(shown)
 
 
+def _print_blocks(headers: Sequence[str], rows: Sequence[Sequence[str]], first: int) -> None:
+    """Print each row as a block for a narrow terminal: its first cell, then the others indented beneath."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    for at, row in enumerate(rows):
+        if at:
+            _console().print()
+        _console().print(Text(row[0], "bold"))
+        for column, cell in enumerate(row[1:], 1):
+            if not cell:
+                continue
+            label = f"{headers[column]}: " if column < first else ""
+            text = Text.assemble(label, (cell, STYLES.get(cell.partition(":")[0], "")), overflow="fold")
+            _console().print(Padding(text, (0, 0, 0, len(_GAP))))
+
+
 def diff(lines: Iterable[str]) -> None:
     """Print the lines of a diff, each with its line end; coloured on a terminal."""
     styles = {"+": "green", "-": "red", "@": "cyan"}
@@ -171,13 +257,16 @@ def failure(error: MegatronFixesError, *, as_json: bool, **beside: object) -> No
         as_json: Print JSON too.
         beside: More keys of the JSON document, left out if empty: what was done before it failed.
     """
+    from megatron_fixes.patching.shell import shown
+
     if as_json:
         fields = {"message": error.message, "context": error.context, "hint": error.hint}
-        print_json({"error": fields, **{key: value for key, value in beside.items() if value}})
+        with contextlib.suppress(OSError):
+            print_json({"error": fields, **{key: value for key, value in beside.items() if value}})
+    flush_or_forget()
     lines = [f"error: {error.message}"]
-    lines += [f"  where: {error.context}"] if error.context else []
+    lines += [f"  where: {shown(error.context)}"] if error.context else []
     lines += [f"  hint: {error.hint}"] if error.hint else []
-    sys.stdout.flush()
     for at, line in enumerate(lines):
         if is_terminal(sys.stderr):
             from rich.text import Text

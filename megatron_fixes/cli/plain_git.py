@@ -7,8 +7,9 @@ repository is stopped above the target.
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
+
+from megatron_fixes.patching.shell import quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,7 +30,7 @@ def git_apply(target: Target, patches: Iterable[Path], *, reverse: bool = False)
     if reverse:
         files.reverse()
     words = ["git", "-C", str(target.root), "apply", *(["-R"] if reverse else []), *map(str, files)]
-    command = " ".join(shlex.quote(word) for word in words)
+    command = " ".join(quote(word) for word in words)
     if target.git_dir is None and any((parent / ".git").exists() for parent in target.root.parents):
-        command = f"GIT_CEILING_DIRECTORIES={shlex.quote(str(target.root.parent))} {command}"
+        command = f"GIT_CEILING_DIRECTORIES={quote(target.root.parent)} {command}"
     return command

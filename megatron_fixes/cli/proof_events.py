@@ -14,11 +14,13 @@ import msgspec
 from megatron_fixes.errors import MegatronFixesError, RefusedError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+BACKENDS = ("gloo", "nccl")
 
 
 class Fetch(msgspec.Struct, frozen=True, tag="fetch", tag_field="event"):
-    """A release is about to be fetched, or taken from the cache."""
+    """A release is about to be fetched; not said of one that is at hand."""
 
     release: str
 
@@ -47,6 +49,11 @@ class Result(msgspec.Struct, frozen=True, tag="result", tag_field="event"):
     outcome: str
     expected: str
     evidence: dict[str, Any]
+
+    @property
+    def no_case(self) -> bool:
+        """Whether the proof has nothing to run on this backend, so that there is no outcome."""
+        return bool(self.evidence.get("no_case"))
 
     @property
     def as_expected(self) -> bool:
@@ -86,6 +93,8 @@ def progress_line(event: Event) -> str:
         return f"fetching {event.release}"
     if isinstance(event, Start):
         return f"{event.release} {event.variant}: {', '.join(event.fixes) or 'nothing to prove'}"
+    if isinstance(event, Result) and event.no_case:
+        return f"{event.release} {event.variant}: {event.id} has no case for {event.backend}"
     if isinstance(event, Result):
         end = "as expected" if event.as_expected else f"NOT as expected ({event.expected})"
         return f"{event.release} {event.variant}: {event.id} {event.outcome}, {end}"
@@ -135,14 +144,35 @@ def to_json(results: Sequence[Result]) -> list[dict[str, Any]]:
                 "evidence": result.evidence,
             }
         )
-    return [{"release": release, "backend": backend, "results": rows} for (release, backend), rows in grouped.items()]
+    return [
+        {"release": release, "tree": published([release]), "backend": backend, "results": rows}
+        for (release, backend), rows in grouped.items()
+    ]
+
+
+def published(releases: Iterable[str]) -> str:
+    """What was proved: never a tree of the user's."""
+    names = list(dict.fromkeys(releases))
+    return f"megatron-core {names[0]} as published" if len(names) == 1 else f"{len(names)} releases as published"
+
+
+def without_case(results: Sequence[Result]) -> MegatronFixesError | None:
+    """The mistake of naming fixes whose proofs have no case for the backend, or None."""
+    lacking = [result for result in results if result.no_case]
+    if not lacking:
+        return None
+    ids, backend = ", ".join(dict.fromkeys(result.id for result in lacking)), lacking[0].backend
+    others = ", ".join(name for name in BACKENDS if name != backend)
+    message = f"got --backend {backend}, expected one that the proof of {ids} has a case for: no case for {backend}"
+    return UsageError(f"{message}; backends: {others}", hint=f"Repeat with --backend {others} for {ids}.")
 
 
 def ending(results: Sequence[Result]) -> str:
-    """The last line: how many outcomes were as expected, and which were not."""
+    """The last line: how many outcomes were as expected, on what, and which were not."""
     wrong = [result for result in results if not result.as_expected]
     named = [f"{r.release} {r.id} {r.variant} (got {r.outcome}, expected {r.expected})" for r in wrong]
-    counts = f"{len(results) - len(wrong)} of {len(results)} outcomes as expected"
+    where = published(result.release for result in results)
+    counts = f"{len(results) - len(wrong)} of {len(results)} outcomes as expected, on {where}"
     return f"{counts}; not as expected: {', '.join(named)}" if named else counts
 
 

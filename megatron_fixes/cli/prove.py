@@ -20,10 +20,10 @@ from megatron_fixes.cli.options import (
     json_option,
     known_releases,
     release_option,
-    require_fixes,
     variant_option,
 )
 from megatron_fixes.errors import UsageError
+from megatron_fixes.patching.ids import require_fixes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -133,9 +133,10 @@ def prove_command(
     """Show defects on real megatron-core, and their absence once patched.
 
     Fetches each release into a cache and runs the proofs of the named fixes (all if none is named) with real
-    process groups. Without --release: the newest one that has a patch. Needs torch.
+    process groups; a tree of yours is not looked at. Without --release: the newest one that has a patch. Needs torch.
     """
     from megatron_fixes.catalog import load
+    from megatron_fixes.cli.proof_events import without_case
     from megatron_fixes.cli.proof_process import listen
 
     catalog = load()
@@ -150,4 +151,6 @@ def prove_command(
     steps = len(chosen) * len(variants) * len(fix_ids or catalog.matrix.fixes)
     with progress(steps) as heed:
         results, failure = listen(command, heed)
+    failure = failure or without_case(results)
+    results = [result for result in results if not result.no_case]
     return _report(results, failure, as_json=as_json, several=len(chosen) > 1)

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import click
 
 from megatron_fixes import config
-from megatron_fixes.cli.options import only_option, require_fixes
+from megatron_fixes.cli.options import only_option
 from megatron_fixes.errors import RefusedError, UsageError
+from megatron_fixes.patching.ids import require_fixes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from megatron_fixes.cli import output
-from megatron_fixes.cli.options import as_typed, json_option
+from megatron_fixes.cli.options import as_typed, json_option, note_tree_here
 from megatron_fixes.errors import RefusedError
+from megatron_fixes.patching.shell import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,12 +30,10 @@ MAX_DIFFERENCE_LINES = 20
 
 def row_reason(row: Row) -> str:
     """Why the verdict is what it is and, where a patch doesn't fit, why not; one line."""
-    if not row.misfit:
-        return row.finding.reason
-    return f"{row.finding.reason}; the patch does not fit: {row.misfit.splitlines()[0]}"
+    return f"{row.finding.reason}; the patch does not fit: {row.misfit}" if row.misfit else row.finding.reason
 
 
-def to_json(target: Target, rows: Sequence[Row], matrix: Matrix) -> dict[str, Any]:
+def to_json(target: Target, rows: Sequence[Row], matrix: Matrix, interrupted: str) -> dict[str, Any]:
     """The findings as plain values."""
     fixes = [
         {
@@ -43,11 +42,21 @@ def to_json(target: Target, rows: Sequence[Row], matrix: Matrix) -> dict[str, An
             "verdict": row.finding.verdict,
             "remedy": row.remedy,
             "reason": row_reason(row),
+            "differences": [
+                {"function": known.function, "nearest": known.nearest, "changes": list(known.changes)}
+                for known in row.finding.differences
+            ],
+            "misfit": row.misfit or None,
         }
         for row in rows
     ]
-    source = target.release_source or None
-    return {"target": str(target.root), "release": target.release, "release_source": source, "fixes": fixes}
+    return {
+        "target": str(target.root),
+        "release": target.release,
+        "release_source": target.release_source or None,
+        "interrupted": interrupted or None,
+        "fixes": fixes,
+    }
 
 
 def difference_lines(differences: Sequence[Difference], limit: int = MAX_DIFFERENCE_LINES) -> list[str]:
@@ -67,24 +76,19 @@ def details(rows: Sequence[Row]) -> dict[tuple[str, tuple[str, ...]], list[str]]
     found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for row in rows:
         lines = difference_lines(row.finding.differences)
-        lines += [f"  {line}" for line in row.misfit.splitlines()]
+        lines += [f"  {row.misfit}", f"    hint: {row.misfit_hint}"] if row.misfit else []
         if lines:
             what = "drifted" if row.finding.verdict == "drifted" else "does not fit"
             found.setdefault((what, tuple(lines)), []).append(row.finding.fix_id)
     return found
 
 
-def is_gated(row: Row, catalog: Catalog) -> bool:
-    """Whether the patch for a row changes training in a debatable way, so that it must be asked for by name."""
-    release = row.finding.release
-    patch = catalog.patch(row.finding.fix_id, release) if release is not None else None
-    return patch is not None and patch.header.numerics == "gated"
-
-
 def next_step(rows: Sequence[Row], catalog: Catalog, target: Target, where: str) -> str:
-    """The one command to type after this scan."""
+    """The one command to type after this scan, and what it is for where that could be mistaken."""
+    from megatron_fixes.patching.plan import is_gated
+
     ids = {row.finding.fix_id: row for row in rows}
-    fitting = [fix_id for fix_id, row in ids.items() if row.remedy == "patch" and not is_gated(row, catalog)]
+    fitting = [fix_id for fix_id, row in ids.items() if row.remedy == "patch" and not is_gated(catalog, row)]
     blocked = [
         fix_id for fix_id, row in ids.items() if row.finding.verdict == "drifted" or row.remedy == "does-not-fit"
     ]
@@ -95,13 +99,13 @@ def next_step(rows: Sequence[Row], catalog: Catalog, target: Target, where: str)
     if blocked or bare:
         return f"megatron-fixes explain {(blocked or bare)[0]}"
     if any(row.finding.verdict == "applied" for row in rows) and target.release in catalog.matrix.releases:
-        return f"megatron-fixes prove --release {target.release}"
+        return f"megatron-fixes prove --release {target.release} shows them on the published release"
     return "megatron-fixes list"
 
 
 def print_head(target: Target) -> None:
     """Print which tree it is, its release, and what named the release."""
-    output.labelled("target", str(target.root) + (" (installed)" if target.installed else ""), 9, wrap=False)
+    output.labelled("target", shown(target.root) + (" (installed)" if target.installed else ""), 9, wrap=False)
     release = f"{target.release} ({target.release_source})" if target.release else "unknown (no file or tag names it)"
     output.labelled("release", release, 9, wrap=False)
 
@@ -113,7 +117,7 @@ def interruption(target: Target) -> str:
     try:
         state = read_state(target)
     except RefusedError as error:
-        return f"the journal can't be read: {error.message} ({error.context})"
+        return f"the journal can't be read: {error.message} ({shown(error.context)})"
     if state is None or state.interrupted is None:
         return ""
     way = "undo" if state.interrupted == "apply" else "complete"
@@ -165,9 +169,11 @@ def scan_command(target: str | None, check: bool, as_json: bool) -> int:
 
     catalog = load()
     found = find_target(target)
+    if target is None:
+        note_tree_here(found)
     rows = scan(found, catalog)
     if as_json:
-        output.print_json(to_json(found, rows, catalog.matrix))
+        output.print_json(to_json(found, rows, catalog.matrix, interruption(found)))
     else:
         _print(found, rows, catalog, as_typed(found, target))
     bad = any(row.finding.verdict in ("needed", "drifted") for row in rows)

@@ -54,11 +54,15 @@ def test_json_of_both_has_the_agreed_shape(cli: Cli, tree: Path) -> None:
     done = cli("apply", tree, "--json")
     head = {"target": str(tree), "release": "0.16.1"}
     applied = {"applied": IDS, "already": [], "without_patch": [], "required": [], "files": [BUFFER], "notes": []}
+    applied["gated"] = []
     assert done.json == {**head, **applied, "recovered": None, "dry_run": False}
     applied.update(applied=[], already=IDS, files=[])
     assert cli("apply", tree, "--json").json == {**head, **applied, "recovered": None, "dry_run": False}
     done = cli("revert", tree, "--json")
-    assert done.json == {**head, "reverted": IDS, "files": [BUFFER], "notes": [], "recovered": None}
+    assert done.json == {
+        **head,
+        **{"reverted": IDS, "forgotten": [], "files": [BUFFER], "notes": [], "recovered": None},
+    }
 
 
 @pytest.mark.parametrize("arguments", [["--only", "mf0003"], ["--only", " MF0003 , mf0003"], ["--only=MF0003,"]])
@@ -102,6 +106,42 @@ def test_drift_refuses_the_whole_and_names_what_fits(cli: Cli, tree: Path, buffe
     assert list(done.json["error"]) == ["message", "context", "hint"]
     assert done.json["error"]["message"].startswith("nothing was changed: MF0001 drifted")
     assert done.err.startswith("error: nothing was changed")
+    assert contents(tree) == before
+
+
+def test_a_fix_without_a_patch_is_not_nothing_to_do(process: Cli, checkout: Path, tree: Path) -> None:
+    series = checkout / "patches" / "core_v0.16" / "series"
+    series.write_text("".join(line for line in series.read_text().splitlines(True) if IDS[1] not in line))
+    (checkout / "patches" / PATCHES[1].name).unlink()
+    table = checkout / "megatron_fixes" / "catalog" / "fingerprints.json"
+    known = json.loads(table.read_bytes())
+    del known["patches"][PATCHES[1].name]
+    table.write_text(json.dumps(known))
+    assert process("apply", tree, root=checkout).code == 0
+    done = process("apply", tree, root=checkout)
+    assert done.code == 0, done.err
+    why = f"{IDS[1]} is needed, but there is no patch for 0.16.1 yet"
+    assert done.out.splitlines()[-1] == f"nothing to apply: {why}"
+
+
+def test_crlf_is_refused_with_one_hint(cli: Cli, tree: Path, buffer: Path, contents: Any) -> None:
+    buffer.write_bytes(buffer.read_bytes().replace(b"\n", b"\r\n"))
+    before = contents(tree)
+    done = cli("apply", tree)
+    assert done.code == 1 and done.err.count("hint:") == 1 and "convert the file to LF" in done.err
+    assert all(line.startswith(("error: ", "  where: ", "  hint: ")) for line in done.err.splitlines())
+    assert contents(tree) == before
+
+
+@pytest.mark.parametrize("command", ["scan", "apply", "revert"])
+@pytest.mark.parametrize("path", ["", "  "])
+def test_an_unset_shell_variable_is_no_target(
+    cli: Cli, tree: Path, contents: Any, monkeypatch: pytest.MonkeyPatch, command: str, path: str
+) -> None:
+    monkeypatch.chdir(tree)
+    before = contents(tree)
+    done = cli(command, path)
+    assert (done.code, done.out) == (2, "") and "got an empty path" in done.err
     assert contents(tree) == before
 
 
@@ -182,6 +222,11 @@ def test_a_gated_fix_is_applied_by_name_only(process: Cli, checkout: Path, tree:
     table.write_text(json.dumps(known))
     done = process("apply", tree, root=checkout)
     assert done.code == 0 and f"only applied by name: --only {PATCHES[0].fix_id}" in done.out
+    done = process("apply", tree, root=checkout)
+    why = f"{PATCHES[0].fix_id} is needed, but only applied by name: --only {PATCHES[0].fix_id}"
+    assert done.out.splitlines()[-1] == f"nothing to apply: {why}"
+    done = process("apply", tree, "--json", root=checkout)
+    assert (done.json["applied"], done.json["gated"]) == ([], [PATCHES[0].fix_id])
     done = process("apply", tree, "--only", PATCHES[0].fix_id, "--json", root=checkout)
     assert done.json["applied"] == [PATCHES[0].fix_id]
 

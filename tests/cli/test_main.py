@@ -139,6 +139,51 @@ def test_a_full_disk_is_said_in_one_line(tree: Path) -> None:
     assert done.stderr.startswith(b"error: got 'No space left on device'") and b"Traceback" not in done.stderr
 
 
+def in_shell(command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run a shell command in which $RUN is the command line."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}
+    environment["RUN"] = f"{sys.executable} -m megatron_fixes"
+    return subprocess.run(command, shell=True, capture_output=True, text=True, env=environment, cwd=cwd, timeout=60)
+
+
+def test_a_closed_stdout_ends_quietly_with_the_proper_code(tree: Path) -> None:
+    for arguments, code in ((f"scan {tree}", 0), (f"scan {tree} --check", 1), ("list --json", 0), (f"apply {tree}", 0)):
+        done = in_shell(f"$RUN {arguments} >&-")
+        assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+    assert in_shell(f"$RUN scan {tree} --check").returncode == 0
+    done = in_shell("$RUN explain MF9999 >&-")
+    assert done.returncode == 2 and done.stderr.startswith("error: got MF9999")
+    done = in_shell("$RUN explain MF9999 --json <&- >&-")
+    assert done.returncode == 2 and done.stderr.startswith("error: got MF9999")
+
+
+def test_errors_for_a_closed_stderr_do_not_go_to_stdout(tree: Path) -> None:
+    done = in_shell("$RUN explain MF9999 2>&-")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+    done = in_shell(f"$RUN scan {tree} 2>&-")
+    assert done.returncode == 0 and "MF0001" in done.stdout
+    assert in_shell(f"$RUN apply {tree} >&- 2>&- <&-").returncode == 0
+    assert in_shell(f"$RUN scan {tree} --check").returncode == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("options", ["", "--json"])
+def test_what_was_done_is_said_although_the_output_is_full(tree: Path, buffer: Path, options: str) -> None:
+    before = buffer.read_bytes()
+    for command, done_is in (("apply", f"applied to {tree}"), ("revert", "reverted")):
+        done = in_shell(f"$RUN {command} {tree} {options} >/dev/full")
+        assert done.returncode == 1 and (buffer.read_bytes() == before) == (command == "revert")
+        assert "No space left on device" in done.stderr and "the work is done: MF0001, MF0003" in done.stderr
+        assert done_is in done.stderr and "then repeat" not in done.stderr and "Exception" not in done.stderr
+    done = in_shell(f"$RUN apply {tree} --dry-run {options} >/dev/full")
+    assert done.returncode == 1 and "the work is done" not in done.stderr and "No space left" in done.stderr
+
+
+def test_help_names_the_exit_codes_of_signals(cli: Cli) -> None:
+    text = " ".join(cli("--help").out.split())
+    assert "130 interrupted, 141 the reader of the output went away, 143 terminated" in text
+
+
 def test_an_interrupt_ends_with_130_and_no_traceback(process: Cli) -> None:
     program = (
         "import os, signal, sys, megatron_fixes.catalog as c\n"

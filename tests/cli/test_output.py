@@ -100,5 +100,32 @@ def test_a_stream_without_utf8_does_not_crash(process: Cli, tree: Path, variable
     assert code == 0 and "MF0001" in text
 
 
+def test_bytes_of_a_name_that_are_not_utf8_can_be_pasted(process: Cli, tree: Path) -> None:
+    odd = tree.rename(tree.with_name("b\udcff"))
+    done = process("scan", odd)
+    word = f"$'{odd.parent}/b\\xff'"
+    assert f"target   {word}\n" in done.out
+    assert done.out.splitlines()[-1] == f"next: megatron-fixes apply {word}"
+    command = done.out.splitlines()[-1].removeprefix("next: megatron-fixes ")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = ["bash", "-c", f"{sys.executable} -m megatron_fixes {command}"]
+    assert subprocess.run(run, env=environment, capture_output=True, timeout=60).returncode == 0
+    assert f"  where: $'{odd.parent}/b\\xff/nope'\n" in process("scan", odd / "nope").err
+
+
+@pytest.mark.parametrize("columns", [30, 45, 59, 70])
+@pytest.mark.parametrize("command", ["scan", "list", "list --release all"])
+def test_a_narrow_terminal_gets_blocks_and_no_thin_columns(tree: Path, columns: int, command: str) -> None:
+    code, text = on_terminal(*command.split(), *([tree] if command == "scan" else []), columns=columns)
+    assert code == 0
+    rows = [
+        line for line in ESCAPE.sub("", text).splitlines() if not line.startswith(("next: ", "target ", "release "))
+    ]
+    assert max(map(len, rows)) <= columns
+    symptom = catalog.load().matrix.fixes["MF0001"].symptom
+    wide = [line for line in rows if len(line.split()) > 2 and any(word in line for word in symptom.split())]
+    assert wide and " ".join(symptom.split()[:2]) in text
+
+
 def test_plain_lines_are_aligned_and_mark_empty_cells() -> None:
     assert plain_lines(("a", "bb"), [("xyz", ""), ("", "1\n2")]) == ["A    BB", "xyz  -", "-    1 | 2"]

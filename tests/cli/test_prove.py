@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from megatron_fixes import catalog
+from megatron_fixes.catalog.expectation import VARIANTS
 from megatron_fixes.cli import proof_process
 from megatron_fixes.cli.proof_events import (
     Failure,
@@ -94,7 +95,8 @@ def test_a_reason_stands_where_no_case_ran() -> None:
 def test_json_is_one_object_a_release() -> None:
     results = [read(**result()), read(**result(release="0.16.0")), read(**result("patched", "clean", "clean"))]
     first, second = to_json(results)
-    assert list(first) == ["release", "backend", "results"]
+    assert list(first) == ["release", "tree", "backend", "results"]
+    assert first["tree"] == "megatron-core 0.16.1 as published"
     assert [list(row) for row in first["results"]] == [["id", "variant", "outcome", "expected", "evidence"]] * 2
     assert (first["release"], second["release"], len(second["results"])) == ("0.16.1", "0.16.0", 1)
     assert first["results"][0]["evidence"] == CASES
@@ -103,7 +105,7 @@ def test_json_is_one_object_a_release() -> None:
 def test_exit_code_is_1_if_one_outcome_is_not_the_expected_one() -> None:
     good, bad = read(**result()), read(**result("patched", "defect", "clean"))
     assert (exit_code([good]), exit_code([good, bad])) == (0, 1)
-    assert ending([good]) == "1 of 1 outcomes as expected"
+    assert ending([good]) == "1 of 1 outcomes as expected, on megatron-core 0.16.1 as published"
     assert ending([good, bad]).endswith("0.16.1 MF0003 patched (got defect, expected clean)")
 
 
@@ -121,7 +123,8 @@ def test_default_release_is_the_newest_with_a_patch() -> None:
 
 
 def test_variants_come_in_their_own_order() -> None:
-    assert known_variants([]) == known_variants(["PATCHED", "vanilla"]) == ("vanilla", "patched")
+    assert known_variants([]) == VARIANTS
+    assert known_variants(["PATCHED", "vanilla"]) == VARIANTS[:2]
     assert known_variants(["patched"]) == ("patched",)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from megatron_fixes.catalog.expectation import VARIANTS
 from megatron_fixes.cli import proof_process
 
 Cli = Callable[..., Any]
@@ -56,7 +57,7 @@ def test_without_a_release_it_says_which_one_it_takes(cli: Cli, stand: Stand) ->
     stand.says = event("0.16.1", "vanilla", "defect", "defect")
     done = cli("prove")
     assert done.err.startswith("no --release given: proving on ")
-    assert stand.commands[0][stand.commands[0].index("--variant") + 1] == "vanilla,patched"
+    assert stand.commands[0][stand.commands[0].index("--variant") + 1] == ",".join(VARIANTS)
 
 
 def test_an_unexpected_outcome_ends_with_1(cli: Cli, stand: Stand) -> None:
@@ -64,6 +65,52 @@ def test_an_unexpected_outcome_ends_with_1(cli: Cli, stand: Stand) -> None:
     done = cli("prove", "--release", "0.16.1")
     assert done.code == 1 and "not as expected: 0.16.1 MF0003 patched" in done.out
     assert cli("prove", "--release", "0.16.1", "--json").json["results"][0]["expected"] == "clean"
+
+
+NO_CASE = {"reason": "this proof has no case for nccl", "no_case": True}
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_backend_without_a_case_is_the_users_mistake(cli: Cli, stand: Stand, others: int) -> None:
+    row = json.loads(event("0.16.1", "vanilla", "not-runnable", "defect"))
+    row.update(backend="nccl", evidence=NO_CASE)
+    good = event("0.16.1", "vanilla", "defect", "defect").replace("MF0003", "MF0001").replace("gloo", "nccl")
+    stand.says = "\n".join([good] * others + [json.dumps(row)])
+    done = cli("prove", "MF0003", "--release", "0.16.1", "--backend", "nccl")
+    assert done.code == 2
+    assert "MF0003 has a case for: no case for nccl; backends: gloo\n" in done.err
+    assert "NOT as expected" not in done.err and "MF0003" not in done.out
+    assert ("MF0001" in done.out) == bool(others)
+    done = cli("prove", "MF0003", "--release", "0.16.1", "--backend", "nccl", "--json")
+    assert done.code == 2 and "no case for nccl" in done.json["error"]["message"]
+
+
+def test_what_was_proved_is_named_and_is_no_tree_of_the_user(cli: Cli, stand: Stand) -> None:
+    stand.says = event("0.16.1", "vanilla", "defect", "defect")
+    done = cli("prove", "--release", "0.16.1")
+    assert done.out.splitlines()[-1].endswith("as expected, on megatron-core 0.16.1 as published")
+    assert cli("prove", "--release", "0.16.1", "--json").json["tree"] == "megatron-core 0.16.1 as published"
+
+
+def test_only_what_is_really_fetched_is_said_to_be(cli: Cli, stand: Stand) -> None:
+    stand.says = event("0.16.1", "vanilla", "defect", "defect")
+    assert "fetching" not in cli("prove", "--release", "0.16.1").err
+    stand.says = '{"event": "fetch", "release": "0.16.1"}\n' + stand.says
+    assert cli("prove", "--release", "0.16.1").err.startswith("fetching 0.16.1\n")
+
+
+def test_a_mistake_that_the_process_saw_is_shown_as_one(cli: Cli, stand: Stand) -> None:
+    failure = {
+        "event": "error",
+        "message": "can't make the cache",
+        "context": "/proc/x",
+        "hint": "Set it.",
+        "exit_code": 2,
+    }
+    stand.says = json.dumps(failure)
+    done = cli("prove", "--release", "0.16.1")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "error: can't make the cache\n  where: /proc/x\n  hint: Set it.\n"
 
 
 def test_json_is_an_object_for_one_release_and_an_array_for_several(cli: Cli, stand: Stand) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from megatron_fixes import catalog
 from megatron_fixes.catalog.verdict import Difference
 from megatron_fixes.cli.scan import MAX_DIFFERENCE_LINES, difference_lines
@@ -26,10 +28,11 @@ def verdicts(done: Any) -> dict[str, tuple[str, str | None]]:
 def test_json_has_the_agreed_shape(cli: Cli, tree: Path) -> None:
     done = cli("scan", tree, "--json")
     assert (done.code, done.err) == (0, "")
-    assert list(done.json) == ["target", "release", "release_source", "fixes"]
+    assert list(done.json) == ["target", "release", "release_source", "interrupted", "fixes"]
+    assert done.json["interrupted"] is None
     assert (done.json["target"], done.json["release"]) == (str(tree), "0.16.1")
     assert done.json["release_source"] == "megatron/core/package_info.py"
-    keys = {("id", "slug", "verdict", "remedy", "reason")}
+    keys = {("id", "slug", "verdict", "remedy", "reason", "differences", "misfit")}
     assert {tuple(fix) for fix in done.json["fixes"]} == keys
     assert [fix["id"] for fix in done.json["fixes"]] == sorted(CATALOG.matrix.fixes)
     assert verdicts(done) == {patch.fix_id: ("needed", "patch") for patch in PATCHES}
@@ -67,7 +70,12 @@ def test_a_drifted_function_is_shown_with_what_differs(cli: Cli, tree: Path, buf
     assert ": wait_for_everything(self)" in done.out
     assert done.out.splitlines()[-1] == "next: megatron-fixes explain MF0001"
     assert cli("scan", tree, "--check").code == 1
-    assert verdicts(cli("scan", tree, "--json"))["MF0001"] == ("drifted", None)
+    done = cli("scan", tree, "--json")
+    assert verdicts(done)["MF0001"] == ("drifted", None)
+    (difference,) = done.json["fixes"][0]["differences"]
+    assert list(difference) == ["function", "nearest", "changes"]
+    assert difference["function"].startswith(f"{BUFFER}::") and "0.16.1" in difference["nearest"]
+    assert any("wait_for_everything" in change for change in difference["changes"])
 
 
 def test_a_patch_that_does_not_fit_is_shown_with_the_place(cli: Cli, tree: Path, buffer: Path) -> None:
@@ -76,6 +84,7 @@ def test_a_patch_that_does_not_fit_is_shown_with_the_place(cli: Cli, tree: Path,
     done = cli("scan", tree, "--json")
     assert verdicts(done) == {"MF0001": ("needed", "does-not-fit"), "MF0003": ("needed", "patch")}
     assert f"does not fit: {BUFFER}:" in done.json["fixes"][0]["reason"]
+    assert done.json["fixes"][0]["misfit"].startswith(f"{BUFFER}:") and done.json["fixes"][1]["misfit"] is None
     done = cli("scan", tree)
     assert "MF0001 does not fit:" in done.out and "THE STREAM" in done.out
     assert done.out.splitlines()[-1] == f"next: megatron-fixes apply {tree} --only MF0003"
@@ -85,6 +94,32 @@ def test_a_tree_patched_by_git_is_applied(cli: Cli, git: Cli, tree: Path) -> Non
     git(tree, "init", "-q")
     git(tree, "apply", *(str(patch.path) for patch in PATCHES))
     assert verdicts(cli("scan", tree, "--json")) == {patch.fix_id: ("applied", None) for patch in PATCHES}
+
+
+def test_a_tree_in_the_working_directory_that_was_not_looked_at_is_pointed_out(
+    cli: Cli, tree: Path, release_tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = f"note: {tree} lies here too; to look at it: megatron-fixes scan .\n"
+    monkeypatch.chdir(tree)
+    monkeypatch.setattr("sys.path", [str(release_tree)])
+    for command in ("scan", "doctor"):
+        for options in ([], ["--json"]):
+            done = cli(command, *options)
+            assert done.code == 0 and note in done.err and str(release_tree) in done.out
+    assert cli("scan", release_tree).err == cli("scan", ".").err == ""
+    monkeypatch.chdir(tree.parent)
+    assert cli("scan").err == ""
+    monkeypatch.chdir(tree)
+    monkeypatch.setattr("sys.path", [])
+    done = cli("scan")
+    assert done.code == 2 and "hint: Look at the tree in the working directory: megatron-fixes scan ." in done.err
+    assert note in cli("doctor").err
+
+
+def test_an_applied_tree_is_not_said_to_be_what_prove_looks_at(cli: Cli, tree: Path) -> None:
+    assert cli("apply", tree).code == 0
+    last = cli("scan", tree).out.splitlines()[-1]
+    assert last == "next: megatron-fixes prove --release 0.16.1 shows them on the published release"
 
 
 def test_a_path_that_is_not_megatron_is_the_users_mistake(cli: Cli, tmp_path: Path) -> None:
@@ -106,6 +141,7 @@ def test_an_interrupted_apply_is_said_and_not_mended(cli: Cli, process: Cli, tre
     assert process("apply", tree, program=["-c", killed]).code == 9
     before = contents(tree)
     assert "an earlier apply was cut short; the next apply or revert will undo it" in cli("scan", tree).out
+    assert "an earlier apply was cut short" in cli("scan", tree, "--json").json["interrupted"]
     done = cli("apply", tree, "--dry-run")
     assert done.code == 0 and "an earlier apply was cut short" in done.out
     assert contents(tree) == before
