@@ -159,12 +159,25 @@ def test_no_bytecode_is_written_where_python_was_told_so(env: Any) -> None:
     assert list(env.cache.rglob("*.code")) == []
 
 
+def test_bytecode_names_the_file_by_the_path_that_it_was_reached_by(env: Any) -> None:
+    code = "import megatron.core.distributed.buffer as b; print(b.__file__, b.Buffer.start.__code__.co_filename)"
+    (env.home / "link").symlink_to(env.home)
+    for place in (env.home, env.home / "link", env.home):
+        file, named = env.run(code, MEGATRON_FIXES_CACHE=str(place / "shared")).stdout.split()
+        assert file == named
+        assert file.startswith(str(place / "shared"))
+
+
 def test_spoilt_bytecode_is_not_run(env: Any) -> None:
-    code = "import megatron.core.distributed.buffer as b; print(b.Buffer([1, 2]).finish())"
+    code = (
+        "import megatron.core.distributed.buffer as b; print(b.Buffer([1, 2]).finish() if 'scales' in b.__doc__ else 0)"
+    )
     env.run(code)
     (kept,) = env.cache.rglob("*.code")
     sound = kept.read_bytes()
-    for spoilt in (sound[:-10], sound[:-1] + b"x", b"", sound[:32] + b"x" * 40):
+    other = sound.replace(b"Adds and scales", b"Adds and spoils")
+    assert other != sound
+    for spoilt in (sound[:-10], sound[:-1] + b"x", b"", sound[:32] + b"x" * 40, other):
         kept.write_bytes(spoilt)
         assert env.run(code).stdout.strip() == "6"
         assert kept.read_bytes() != spoilt
