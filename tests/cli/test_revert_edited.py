@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from megatron_fixes import catalog
+from megatron_fixes.proofs.releases import fetch
 
 Cli = Callable[..., Any]
 BUFFER = "megatron/core/distributed/param_and_grad_buffer.py"
@@ -93,16 +94,27 @@ def test_edits_in_the_fixes_own_lines_are_not_taken_for_their_absence(
     assert contents(tree) == pristine
 
 
-def test_a_tree_moved_to_another_release_settles(cli: Cli, tree: Path, buffer: Path) -> None:
+def test_a_text_that_nobody_knows_is_forgotten_by_the_command_that_is_printed(
+    cli: Cli, tree: Path, buffer: Path
+) -> None:
     assert cli("apply", tree).code == 0
-    shutil.rmtree(tree / "megatron/core/distributed")
-    buffer.parent.mkdir()
-    buffer.write_bytes(b"# of a release that has another text\n")
+    buffer.write_bytes(b"# of a fork that has another text\n")
     done = cli("revert", tree)
-    assert done.code == 1 and "rm -r " in done.err  # drifted: nobody can tell
     forget = done.err[done.err.index("rm -r ") :].splitlines()[0]
+    assert done.code == 1 and (tree / ".megatron-fixes/journal.json").is_file()
     subprocess.run(shlex.split(forget), check=True, timeout=60)
     assert cli("revert", tree).code == 0
+
+
+def test_a_tree_moved_to_another_release_settles(cli: Cli, tree: Path, contents: Any) -> None:
+    assert cli("apply", tree).code == 0
+    later = fetch("0.17.1", catalog.load().matrix)
+    for path in ("megatron/core/package_info.py", BUFFER):
+        shutil.copyfile(later / path, tree / path)
+    before = {path: content for path, content in contents(tree).items() if not path.startswith(".megatron-fixes/")}
+    done = cli("revert", tree)
+    assert done.code == 0 and "out already, so only the journal was removed" in done.out
+    assert contents(tree) == before
 
 
 def test_what_was_applied_before_an_edit_is_said_to_be_so(cli: Cli, tree: Path, buffer: Path) -> None:

@@ -287,61 +287,6 @@ def test_settling_is_refused_while_a_file_is_as_the_apply_left_it(tree: Path) ->
     assert snapshot(tree) == before
 
 
-# Where the journal lies, and where it was lost
-
-
-def test_journal_is_found_after_the_tree_became_a_checkout(tree: Path, git: Callable[..., str]) -> None:
-    before = snapshot(tree)
-    apply(tree, "MF0001", BUFFER)
-    git(tree, "init", "-q")
-    assert statuses(tree) == {BUFFER: "patched"}
-    apply(tree, "MF0002", OPTIMIZER)
-    assert not (tree / ".git/megatron-fixes").exists()
-    assert revert(find_target(tree)).fixes == ("MF0001", "MF0002")
-    assert snapshot(tree) == before
-    apply(tree, "MF0001", BUFFER)
-    assert (tree / ".git/megatron-fixes/journal.json").is_file()
-
-
-def test_leftover_beside_the_tree_does_not_hide_gits_own_place(tree: Path, git: Callable[..., str]) -> None:
-    git(tree, "init", "-q")
-    (tree / ".megatron-fixes").mkdir()
-    assert journal_dir(find_target(tree)) == tree / ".git/megatron-fixes"
-
-
-@pytest.mark.parametrize("blobs", ["all", "one"])
-def test_bytes_whose_journal_was_lost_are_kept_and_named(tree: Path, blobs: str) -> None:
-    apply(tree, "MF0001", BUFFER)
-    (tree / ".megatron-fixes/journal.json").unlink()
-    if blobs == "one":
-        (tree / ".megatron-fixes/blobs" / hashlib.sha256(FILES[BUFFER] + b"# MF0001\n").hexdigest()).unlink()
-    before = snapshot(tree)
-    target = find_target(tree)
-    for command in (lambda: revert(target), lambda: recover(target), lambda: read_state(target), lambda: settle(target),
-                    lambda: apply(tree, "MF0002", OPTIMIZER)):  # fmt: skip
-        with pytest.raises(RefusedError, match="only copies") as caught:
-            command()
-        assert caught.value.context == str(tree / ".megatron-fixes/blobs")
-        assert snapshot(tree) == before
-
-
-@pytest.mark.parametrize("kind", ["dangling link", "file"])
-@pytest.mark.parametrize("checkout", [False, True])
-def test_something_else_in_the_journals_place_is_named(
-    tree: Path, git: Callable[..., str], kind: str, checkout: bool
-) -> None:
-    if checkout:
-        git(tree, "init", "-q")
-    place = tree / ".megatron-fixes"
-    place.symlink_to("gone") if kind == "dangling link" else place.touch()
-    target = find_target(tree)
-    for command in (lambda: revert(target), lambda: recover(target), lambda: read_state(target),
-                    lambda: apply(tree, "MF0001", BUFFER)):  # fmt: skip
-        with pytest.raises(RefusedError, match="no directory") as caught:
-            command()
-        assert caught.value.context == str(place) and caught.value.hint
-
-
 # Revert is refused
 
 
