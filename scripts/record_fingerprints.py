@@ -13,7 +13,7 @@ import sys
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-import msgspec
+from generated import settle
 
 from megatron_fixes.catalog.data import fingerprints_path, matrix_path, patches_root
 from megatron_fixes.catalog.fingerprint import FunctionPrint, functions
@@ -93,20 +93,5 @@ def record() -> Known:
     )
 
 
-def main(arguments: list[str]) -> int:
-    """Write the table, or with ``--check`` say whether it is what would be written."""
-    content = msgspec.json.format(msgspec.json.encode(record()), indent=1) + b"\n"
-    path = fingerprints_path()
-    if "--check" in arguments:
-        same = path.is_file() and path.read_bytes() == content
-        print(
-            "fingerprints.json is up to date" if same else "fingerprints.json is out of date: run this without --check"
-        )
-        return 0 if same else 1
-    path.write_bytes(content)
-    print(f"wrote {path.name}: {len(content)} bytes")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(settle(record(), fingerprints_path(), sys.argv[1:]))

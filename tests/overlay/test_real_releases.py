@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """On every real release and every closed set of fixes, what is loaded is to the byte what ``apply`` writes.
 
-Found and compiled, not executed: that needs torch (tests/overlay_torch, proofs).
+Found and compiled, not executed: that needs torch (tests/overlay/torch, proofs).
 """
 
 from __future__ import annotations
