@@ -4,15 +4,22 @@
 ``@pytest.mark.gpu`` needs one CUDA device, ``@pytest.mark.gpu(count=2)`` two. torch is imported only when such a test
 was collected, so that everything else runs without it.
 
+A shell that runs us in the background has SIGINT ignored, and children inherit that: it is undone here, so that tests
+of Ctrl-C mean the same everywhere.
+
 ``release_tree`` is a real, unpacked release of megatron-core, fetched once into the cache: copy it before writing.
 """
 
 from __future__ import annotations
 
 import functools
+import signal
 from pathlib import Path
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @functools.cache
