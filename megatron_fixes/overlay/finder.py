@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The finder on ``sys.meta_path``: takes the modules that patches touch, and lets every other name pass.
 
-It holds no knowledge of its own. Until ``megatron.core`` is there or a name below it is looked for it costs two
-look-ups an import; then it makes the ``Process``, which knows the touched modules and decides.
+It holds no knowledge of its own. Until ``megatron.core`` is looked for it costs a few look-ups an import; then the
+``Process`` is made, which knows the touched modules, and decides (``core`` says why it is done there and not here).
 
 Order: it sits first. A finder that was put before ours and answers itself is not asked again by Python; that such a
 module is loaded is noticed at the next import that reaches us, by ``status()``, and when the process ends.
@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import os
 import sys
-from _thread import RLock
+from _thread import RLock, _local
+
+from megatron_fixes.overlay.core import PrecededLoader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ class OverlayFinder:
         self._settings: OverlaySettings | None = None
         self._process: Process | None = None
         self._making = False
+        self._asking = _local()
         # Why there can be no process: this distribution is damaged.
         self.damage = ""
         self._renew_lock()
@@ -46,10 +49,13 @@ class OverlayFinder:
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find the patched copy of a module that fixes touch; None for every other name."""
+        if fullname == CORE and not self.damage and not getattr(self._asking, "core", False):
+            return self._preceded(fullname, path, target)
         process = self._process
         if process is None:
             if self.damage:
                 return None
+            # Only where megatron.core came by another way than through us.
             if not fullname.startswith(_BELOW_CORE) and (self._making or CORE not in sys.modules):
                 return None
             try:
@@ -63,21 +69,45 @@ class OverlayFinder:
             return None
         return process.find(fullname, path, target)
 
+    def _preceded(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+        """Find ``megatron.core`` by the finders behind ours, and have all prepared before it is loaded."""
+        self._asking.core = True
+        try:
+            spec = None
+            finders = list(sys.meta_path)
+            for other in finders[finders.index(self) + 1 :] if self in finders else ():
+                if hasattr(other, "find_spec") and (spec := other.find_spec(fullname, path, target)) is not None:
+                    break
+        finally:
+            self._asking.core = False
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            origin = spec.origin
+            spec.loader = PrecededLoader(spec.loader, lambda: self.prepare(origin))  # type: ignore[assignment]
+        return spec
+
+    def prepare(self, origin: str | None) -> None:
+        """Decide for the tree that ``megatron.core`` is about to be loaded from, outside the import lock."""
+        try:
+            process = self.process()
+        except Exception as error:  # noqa: BLE001 - as in find_spec
+            self._give_up(error)
+            return
+        process.prepare(origin)
+
     def process(self) -> Process:
         """What the overlay knows and did in this process, made when it is first needed."""
         if self._process is not None:
             return self._process
+        # What is imported now comes by here too, and must pass: in any thread, as it may hold an import lock that this
+        # one waits for. Nothing is imported while our own lock is held.
+        self._making = True
+        try:
+            from megatron_fixes.overlay.process import Process
+        finally:
+            self._making = False
         with self._lock:
             if self._process is None:
-                # What is imported now comes by here too, and must pass: in any thread, as it may hold an import lock
-                # that this one waits for.
-                self._making = True
-                try:
-                    from megatron_fixes.overlay.process import Process
-
-                    self._process = Process(self._settings, self)
-                finally:
-                    self._making = False
+                self._process = Process(self._settings, self)
             return self._process
 
     def _give_up(self, error: Exception) -> None:

@@ -15,6 +15,7 @@ made under a lock, which a forked child gets anew.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+
+CORE_FILE = "megatron/core/__init__.py"
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,16 @@ class Process:
         whole = os.path.abspath(origin)
         return whole[: -len(path) - 1] or "/" if whole.endswith(os.sep + path) else None
 
+    def prepare(self, origin: str | None) -> None:
+        """Decide for the tree of a ``megatron.core``, so that nothing is left to import when its modules are found.
+
+        What goes wrong is told when a touched module is found, and then again if need be.
+        """
+        root = self._root(origin, CORE_FILE)
+        if self.paths and root is not None:
+            with contextlib.suppress(Exception):
+                self.decide(root)
+
     def decide(self, root: str) -> Held:
         """What goes into a tree; decided again only if its files changed.
 
@@ -153,14 +166,18 @@ class Process:
             OSError: A touched file can't be read.
             MegatronFixesError: The distribution is damaged.
         """
-        with self._lock:
-            tree = Tree(root, self.paths.values())
-            key = tree.key(self.asked, self.tables.digest)
-            held = self.decisions.get(root)
-            if held is None or held.key != key:
-                held = self._recall(key) or self._decide(tree, key)
-                self.decisions[root] = held
-            return held
+        tree = Tree(root, self.paths.values())
+        key = tree.key(self.asked, self.tables.digest)
+        held = self.decisions.get(root)
+        if held is None or held.key != key:
+            held = self._recall(key)
+            if held is None:
+                # Before the lock is taken: nothing may be imported while another thread waits for it.
+                _import_what_deciding_takes()
+                with self._lock:
+                    held = self._decide(tree, key)
+            self.decisions[root] = held
+        return held
 
     def _recall(self, key: str) -> Held | None:
         try:
@@ -251,6 +268,14 @@ class Process:
             self.to_stop = True
             if stop:
                 notice.stop(self.refusals)
+
+
+def _import_what_deciding_takes() -> None:
+    """Import every module that ``_decide`` uses."""
+    import megatron_fixes.catalog
+    import megatron_fixes.overlay.rules
+    import megatron_fixes.patching.gitfiles
+    import megatron_fixes.patching.release  # noqa: F401
 
 
 def finders_before(finder: object) -> list[str]:
