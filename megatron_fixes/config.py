@@ -3,9 +3,10 @@
 
 An argument goes before the environment, the environment before the default. What a variable may say:
 
-* ``MEGATRON_FIXES``: ``all``, or ids separated by commas or spaces (``all,MF0100`` adds a gated fix by name); unset,
-  empty, ``0``, ``none`` and ``off`` turn the overlay off. ``megatron-fixes.pth`` knows the same words.
-* ``MEGATRON_FIXES_STRICT``: unset, empty, ``0``, ``no``, ``false`` and ``off`` mean no, all else yes.
+* ``MEGATRON_FIXES``: ``all``, or ids separated by commas, semicolons or spaces (``all,MF0100`` adds a gated fix by
+  name). Unset, empty, ``0``, ``no``, ``none``, ``false`` and ``off`` turn the overlay off; ``megatron-fixes.pth`` knows
+  the same words. ``1``, ``yes``, ``true`` and ``on`` mean ``all``.
+* ``MEGATRON_FIXES_STRICT``: the same words mean no, all else yes.
 * ``MEGATRON_FIXES_CACHE``: the folder for fetched releases and the overlay's files.
 
 Not handled: whether an id is one of a known fix (``catalog``), and whether a folder can be used (who uses it).
@@ -22,8 +23,8 @@ from typing import Generic, TypeVar
 
 FIXES, STRICT, CACHE = "MEGATRON_FIXES", "MEGATRON_FIXES_STRICT", "MEGATRON_FIXES_CACHE"
 ALL = "all"
-OFF = ("", "0", "none", "off")
-_NO = ("", "0", "no", "false", "off")
+OFF = ("", "0", "no", "none", "false", "off")
+ON = ("1", "yes", "true", "on")
 
 T = TypeVar("T")
 
@@ -78,8 +79,8 @@ def asked_fixes(text: str) -> tuple[str, ...]:
     """Read a list of fixes as people write it; empty for the words that mean off."""
     if text.strip().lower() in OFF:
         return ()
-    words = (word.strip() for word in re.split(r"[,\s]+", text))
-    return tuple(dict.fromkeys(ALL if word.lower() == ALL else word.upper() for word in words if word))
+    words = (word.strip() for word in re.split(r"[,;\s]+", text))
+    return tuple(dict.fromkeys(ALL if word.lower() in (ALL, *ON) else word.upper() for word in words if word))
 
 
 def overlay_settings(
@@ -99,7 +100,7 @@ def overlay_settings(
     if strict is not None:
         strict_setting = Setting(strict, "argument", STRICT)
     elif environ.get(STRICT):
-        strict_setting = Setting(environ[STRICT].strip().lower() not in _NO, f"environment {STRICT}", STRICT)
+        strict_setting = Setting(environ[STRICT].strip().lower() not in OFF, f"environment {STRICT}", STRICT)
     else:
         strict_setting = Setting(False, "default", STRICT)
     return OverlaySettings(fixes_setting, strict_setting, _cache(cache))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from megatron_fixes.config import overlay_settings
 from megatron_fixes.errors import RanksDisagreeError, UsageError
 from megatron_fixes.overlay import status
 from megatron_fixes.overlay.agreement import Account, account_of, disagreement
@@ -32,7 +33,8 @@ def check_ranks(group: dist.ProcessGroup | None = None) -> Status:
 
     Raises:
         UsageError: ``torch.distributed`` is not initialized.
-        RanksDisagreeError: They differ; raised on every rank, naming the ranks apart by their rank in the group.
+        RanksDisagreeError: They differ, or MEGATRON_FIXES asks for the overlay on a rank where it is off; raised on
+            every rank, naming the ranks by their rank in the group.
 
     Order:
         Collective over the group; the host blocks until every rank has called it.
@@ -43,8 +45,16 @@ def check_ranks(group: dist.ProcessGroup | None = None) -> Status:
             hint="Call check_ranks after init_process_group.",
         )
     mine = status()
-    accounts: list[Account] = [account_of(mine)] * dist.get_world_size(group)
-    dist.all_gather_object(accounts, account_of(mine), group=group)
+    asked = overlay_settings().fixes
+    off = bool(asked.value) and not mine.on
+    gathered: list[tuple[Account, bool]] = [(account_of(mine), off)] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, (account_of(mine), off), group=group)
+    accounts = [account for account, _ in gathered]
+    if nowhere := [rank for rank, (_, off) in enumerate(gathered) if off]:
+        raise RanksDisagreeError(
+            f"got the overlay off on ranks {nowhere}, where MEGATRON_FIXES asks for it",
+            hint="See `megatron-fixes doctor` there, or import megatron_fixes.auto first.",
+        )
     if text := disagreement(accounts):
         raise RanksDisagreeError(
             f"got ranks that run different code, expected one: {text}",

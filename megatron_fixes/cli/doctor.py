@@ -14,6 +14,7 @@ import click
 from megatron_fixes.cli import output
 from megatron_fixes.cli.environment import Package, packages
 from megatron_fixes.cli.options import json_option, note_tree_here
+from megatron_fixes.config import ALL, FIXES, asked_fixes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +44,7 @@ def megatron_core() -> tuple[Package, list[Row]]:
 
 def overlay_lines(facts: Facts) -> list[str]:
     """Whether a job started now would run with the overlay, and why."""
-    asked = next((setting["value"] for setting in facts.settings if setting["name"] == "MEGATRON_FIXES"), "")
+    asked = _asked(facts)
     if not asked:
         lines = ["off: MEGATRON_FIXES is not set; MEGATRON_FIXES=all turns it on"]
     elif facts.pth_problem:
@@ -62,10 +63,31 @@ def advice(found: Sequence[Package], rows: Sequence[Row], facts: Facts) -> list[
         todo.append(f"overlay: {facts.pth_problem}")
     if len(facts.trees) > 1:
         todo.append(f"megatron-core lies in several places, and the first is used: {', '.join(facts.trees)}")
-    for row in rows:
-        if row.finding.verdict == "drifted":
-            todo.append(f"{row.finding.fix_id}: drifted, see `megatron-fixes scan`")
+    return todo + _about_fixes(rows, asked_fixes(_asked(facts)))
+
+
+def _about_fixes(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
+    if not rows:
+        return ["megatron-core: none found; run this as the job runs, or look at a tree with `megatron-fixes scan DIR`"]
+    todo = [f"MEGATRON_FIXES: no fix is called {fix}" for fix in asked if fix != ALL and fix not in _ids(rows)]
+    needed = [row for row in rows if row.finding.verdict in ("needed", "drifted")]
+    if needed and not asked:
+        ids = ", ".join(row.finding.fix_id for row in needed)
+        todo.append(f"the overlay is off, and {ids} would be wanted: set MEGATRON_FIXES=all, or apply the patches")
+    for row in needed if asked else ():
+        if row.remedy != "patch" and (ALL in asked or row.finding.fix_id in asked):
+            why = "has drifted" if row.remedy is None else "does not fit" if row.remedy != "none" else "has no patch"
+            end = "it is not in force, and MEGATRON_FIXES_STRICT=1 would stop the job; see `megatron-fixes scan`"
+            todo.append(f"{row.finding.fix_id} is asked for and {why} for this megatron-core: {end}")
     return todo
+
+
+def _ids(rows: Sequence[Row]) -> set[str]:
+    return {row.finding.fix_id for row in rows}
+
+
+def _asked(facts: Facts) -> str:
+    return next((setting["value"] for setting in facts.settings if setting["name"] == FIXES), "")
 
 
 def _to_json(found: Sequence[Package], rows: Sequence[Row], facts: Facts, todo: Sequence[str]) -> dict[str, Any]:

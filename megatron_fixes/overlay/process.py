@@ -310,7 +310,8 @@ def _too_early(name: str, fixes: Sequence[str]) -> Refusal:
 def _bypassed(name: str, fixes: Sequence[str], finders: Sequence[str]) -> Refusal:
     before = ", ".join(finders) or "a finder that is gone by now"
     message = f"{_lost(fixes)}: {name} was loaded by another import hook, put in front of ours ({before})"
-    return Refusal("bypassed", message, "remove that hook, or install it before megatron-fixes", module=name)
+    hint = "remove that hook, or import megatron_fixes.auto after it is put in"
+    return Refusal("bypassed", message, hint, module=name)
 
 
 def _two_places(name: str, fixes: Sequence[str], place: str) -> Refusal:

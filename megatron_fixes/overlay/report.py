@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
 from megatron_fixes import __version__, config
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModuleState:
-    """One module that fixes touch; ``sha256`` is that of the patched text."""
+    """One module that fixes touch; ``sha256`` is that of its text."""
 
     module: str
     state: str
@@ -77,6 +78,19 @@ class Status:
     def in_force(self) -> tuple[str, ...]:
         """Fixes that the loaded modules carry through the overlay."""
         return tuple(fix.fix for fix in self.fixes if fix.state == "in-force")
+
+    def __str__(self) -> str:
+        """What a person wants to know, in a line, and a line more for each refusal."""
+        if not self.on:
+            return f"megatron-fixes {self.version}: off ({self.why})"
+        fixes = ", ".join(self.in_force) or "no fix"
+        waiting = [fix.fix for fix in self.fixes if fix.state == "waiting"]
+        where = (
+            f"megatron-core {self.release or '(no release)'} at {self.root}" if self.root else "no megatron-core yet"
+        )
+        line = f"megatron-fixes {self.version}: {fixes} in force, {where}"
+        line += f"; waiting for an import: {', '.join(waiting)}" if waiting else ""
+        return "\n".join([line, *(f"  {refusal.line}" for refusal in self.refusals)])
 
     def to_json(self) -> dict[str, Any]:
         """As values that ``json`` writes."""
@@ -157,7 +171,10 @@ def _module(process: Process, name: str) -> ModuleState:
         known = vars(module)
         return ModuleState(name, "patched", tuple(known.get(FIXES, ())), file, str(known.get(ORIGIN, "")), digest)
     kinds = [refusal.kind for refusal in process.refusals if refusal.module == name]
-    return ModuleState(name, kinds[-1] if kinds else "original", file=file, origin=file)
+    digest = ""
+    with suppress(OSError), open(file, "rb") as text:
+        digest = hashlib.sha256(text.read()).hexdigest()
+    return ModuleState(name, kinds[-1] if kinds else "original", file=file, origin=file, sha256=digest)
 
 
 def _fixes(process: Process, modules: dict[str, ModuleState]) -> list[FixState]:

@@ -39,6 +39,10 @@ def install(settings: OverlaySettings | None = None, by: str = "install") -> Non
     """Put the finder first; see ``megatron_fixes.overlay.install``."""
     global installed_by  # noqa: PLW0603 - one finder a process
     FINDER.settle(settings)
+    if by == "auto" and is_installed():
+        # Asked for by name, after whatever hook was put in since: go before it.
+        sys.meta_path.remove(FINDER)
+        sys.meta_path.insert(0, FINDER)
     if not is_installed():
         sys.meta_path.insert(0, FINDER)
         atexit.register(FINDER.look_for_bypass)

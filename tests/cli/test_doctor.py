@@ -87,3 +87,29 @@ def test_a_tree_that_hides_another_is_pointed_out(release_tree: Path, tmp_path: 
     done = doctor("--check", path=(tmp_path, release_tree))
     assert done.returncode == 1
     assert "megatron-core lies in several places" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        ({}, "the overlay is off, and MF0001, MF0003 would be wanted"),
+        ({"MEGATRON_FIXES": "MF0999"}, "MEGATRON_FIXES: no fix is called MF0999"),
+    ],
+)
+def test_what_would_run_unmended_needs_doing(release_tree: Path, variables: dict[str, str], sentence: str) -> None:
+    done = doctor("--check", path=(release_tree,), **variables)
+    assert done.returncode == 1
+    assert sentence in done.stdout
+
+
+def test_a_fix_that_is_asked_for_and_drifted_needs_doing(release_tree: Path, tmp_path: Path) -> None:
+    path = "megatron/core/distributed/param_and_grad_buffer.py"
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_text("class Other:\n    pass\n")
+    (tmp_path / "megatron/core/__init__.py").write_text("")
+    found = report(path=(tmp_path,), MEGATRON_FIXES="all")
+    assert any("MF0003 is asked for and has drifted" in sentence for sentence in found["todo"])
+
+
+def test_no_megatron_at_all_needs_doing() -> None:
+    assert any("megatron-core: none found" in sentence for sentence in report()["todo"])

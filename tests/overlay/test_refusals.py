@@ -112,7 +112,7 @@ CASES = {
     "bypassed": Case(
         "bypassed",
         "MF9001, MF9002 are not in force: megatron.core.distributed.buffer was loaded by another import hook, put in "
-        "front of ours (__main__.Hook); remove that hook, or install it before megatron-fixes",
+        "front of ours (__main__.Hook); remove that hook, or import megatron_fixes.auto after it is put in",
         "trains -3",
         code=f"{BYPASS}import megatron.core.distributed, megatron.core.pair\n{TRAIN}",
     ),

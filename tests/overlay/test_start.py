@@ -193,3 +193,21 @@ def test_a_checkout_on_the_path_goes_before_the_installed_one(env: Any, tree: An
     assert status["root"] == str(checkout)
     assert status["modules"][0]["origin"].startswith(str(checkout))
     assert status["in_force"] == ["MF9001", "MF9002"]
+
+
+@pytest.mark.parametrize("word", ["1", "yes", "True", "ON"])
+def test_words_that_mean_yes_mean_all(word: str, env: Any) -> None:
+    assert env.status(on=word)["in_force"] == env.status(on="all")["in_force"]
+
+
+@pytest.mark.parametrize("word", ["no", "False", "OFF", "none", "0", " "])
+def test_words_that_mean_no_turn_it_off(word: str, env: Any) -> None:
+    assert env.run("import sys; print('megatron_fixes' in sys.modules)", on=word).stdout == "False\n"
+
+
+def test_the_status_prints_as_a_line_that_says_what_is_in_force(env: Any) -> None:
+    code = "import megatron.core.distributed, megatron.core.pair.left, megatron.core.pair.right, megatron_fixes"
+    printed = env.run(f"{code}\nprint(megatron_fixes.status())").stdout
+    assert printed.startswith("megatron-fixes ") and printed.count("\n") == 1
+    assert "MF9001, MF9002, MF9003 in force, megatron-core 9.1.0 at " in printed
+    assert "off (MEGATRON_FIXES is not set)" in env.run(f"{code}\nprint(megatron_fixes.status())", on=None).stdout
