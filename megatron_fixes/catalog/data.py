@@ -6,6 +6,8 @@ Not handled: zipped installs; the patches must be real files so that plain ``git
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from megatron_fixes.errors import DataError
@@ -27,6 +29,14 @@ def data_root() -> Path:
         context=str(_PACKAGE),
         hint="Reinstall megatron-fixes.",
     )
+
+
+def with_this_package(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables by which a child process finds this very package: a checkout goes first, an installed one is found."""
+    variables, checkout = dict(environ), _PACKAGE.parent
+    if (checkout / "compat_matrix.yaml").is_file():
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(checkout), environ.get("PYTHONPATH", ""))))
+    return variables
 
 
 def patches_root() -> Path:

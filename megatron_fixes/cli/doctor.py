@@ -42,16 +42,14 @@ def megatron_core() -> tuple[Package, list[Row]]:
     return Package("megatron-core", release, str(target.root), target.release_source), scan(target, load())
 
 
-def overlay_lines(facts: Facts) -> list[str]:
+def overlay_line(facts: Facts) -> str:
     """Whether a job started now would run with the overlay, and why."""
     asked = _asked(facts)
     if not asked:
-        lines = ["off: MEGATRON_FIXES is not set; MEGATRON_FIXES=all turns it on"]
-    elif facts.pth_problem:
-        lines = [f"NOT in force, though MEGATRON_FIXES={asked}"]
-    else:
-        lines = [f"on: MEGATRON_FIXES={asked}"]
-    return lines
+        return "off: MEGATRON_FIXES is not set; MEGATRON_FIXES=all turns it on"
+    if facts.pth_problem:
+        return f"NOT in force, though MEGATRON_FIXES={asked}"
+    return f"on: MEGATRON_FIXES={asked}"
 
 
 def advice(found: Sequence[Package], rows: Sequence[Row], facts: Facts) -> list[str]:
@@ -109,8 +107,7 @@ def _print(found: Sequence[Package], rows: Sequence[Row], facts: Facts, todo: Se
         remedy = f", remedy {row.remedy}" if row.remedy else ""
         output.labelled(row.finding.fix_id, f"{row.finding.verdict}{remedy}", _LABEL, wrap=False)
     output.say()
-    for line in overlay_lines(facts):
-        output.labelled("overlay", line, _LABEL, wrap=False)
+    output.labelled("overlay", overlay_line(facts), _LABEL, wrap=False)
     output.labelled(".pth", ", ".join(facts.pth_found) or "none", _LABEL, wrap=False)
     for setting in facts.settings:
         output.labelled(setting["name"], f"{setting['value'] or '-'}  ({setting['source']})", _LABEL, wrap=False)

@@ -15,10 +15,9 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import megatron_fixes
+from megatron_fixes.catalog.data import with_this_package
 from megatron_fixes.cli.proof_events import Failure, Result, parse
 from megatron_fixes.errors import MegatronFixesError, RefusedError
 
@@ -33,11 +32,7 @@ TAIL_LINES = 12
 
 def environment() -> dict[str, str]:
     """Variables for the process: it finds this very megatron_fixes, and nothing that lies in the working directory."""
-    root = Path(megatron_fixes.__file__).resolve().parent.parent
-    variables = {**os.environ, "PYTHONSAFEPATH": "1"}
-    if (root / "compat_matrix.yaml").is_file():  # a checkout; an installed package is found anyway
-        variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH", ""))))
-    return variables
+    return {**with_this_package(os.environ), "PYTHONSAFEPATH": "1"}
 
 
 def listen(command: Sequence[str], heed: Callable[[Event], None]) -> tuple[list[Result], MegatronFixesError | None]:

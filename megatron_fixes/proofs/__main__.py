@@ -25,8 +25,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import megatron_fixes
 from megatron_fixes import catalog, config
+from megatron_fixes.catalog.data import with_this_package
 from megatron_fixes.catalog.expectation import VARIANTS, expected_outcome
 from megatron_fixes.errors import MegatronFixesError, UsageError
 from megatron_fixes.patching.plan import make_plan
@@ -79,11 +79,8 @@ def run_parent(
     # Started in an empty folder, since -m puts the working directory on the path: a megatron/ lying there must not be
     # what is proved (the parent checks that too).
     command = [sys.executable, "-W", "ignore", "-m", "megatron_fixes.proofs.parent", str(tree), backend, *fix_ids]
-    environment: dict[str, str] = {**os.environ, config.FIXES: ",".join(overlay) or "none", config.STRICT: "0"}
-    checkout = Path(megatron_fixes.__file__).resolve().parent.parent
-    if (checkout / "compat_matrix.yaml").is_file():  # an installed package is found anyway
-        search = [str(checkout), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        environment["PYTHONPATH"] = os.pathsep.join(search)
+    environment = with_this_package(os.environ)
+    environment.update({config.FIXES: ",".join(overlay) or "none", config.STRICT: "0"})
     left = list(fix_ids)
     with tempfile.TemporaryFile("w+") as log, tempfile.TemporaryDirectory(prefix="megatron-fixes-") as scratch:
         # What the parent leaves if it is killed lies in there too.
