@@ -3,8 +3,9 @@
 """Generates ``megatron_fixes/catalog/fingerprints.json``: every known text of every function that a fix touches.
 
 Applies every closed subset of every line's series, in series order, to every release of the line, in memory,
-and fingerprints the functions that changed. Run after editing a patch or adding a release; ``--check`` only
-compares. A fix touches a function if applying it changes the function's fingerprint in any line.
+and fingerprints the functions that changed; where one is not defined (a fix, or a release, adds it), that is
+recorded too. Run after editing a patch or adding a release; ``--check`` only compares. A fix touches a function if
+applying it changes the function's fingerprint in any line.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from generated import settle
 
 from megatron_fixes.catalog.data import fingerprints_path, matrix_path, patches_root
 from megatron_fixes.catalog.fingerprint import FunctionPrint, functions
-from megatron_fixes.catalog.known import SCHEMA, Known, KnownFunction, Place
+from megatron_fixes.catalog.known import ABSENT, SCHEMA, Known, KnownFunction, Place
 from megatron_fixes.catalog.matrix import load_matrix
 from megatron_fixes.catalog.series import Series, load_series
 from megatron_fixes.patching.hunks import apply_patch, touched_paths
@@ -75,9 +76,9 @@ def record() -> Known:
     table: dict[str, dict[str, tuple[FunctionPrint, set[Place]]]] = defaultdict(dict)
     for release, by_set in seen.items():
         for ids, found in by_set.items():
-            for function in set().union(*touches.values()) & set(found):
+            for function in set().union(*touches.values()):
                 present = tuple(i for i in ids if function in touches[i])
-                text = found[function]
+                text = found.get(function) or FunctionPrint(function.split("::")[1], ABSENT, 0, ())
                 table[function].setdefault(text.hash, (text, set()))[1].add(Place(release, present))
     return Known(
         schema=SCHEMA,

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SCHEMA = 1
+# Stands for the hash of a function that a file does not define: fixes add functions, and so do releases.
+ABSENT = "absent"
 
 
 class Place(msgspec.Struct, frozen=True, order=True):
@@ -29,7 +31,7 @@ class Place(msgspec.Struct, frozen=True, order=True):
 
 
 class KnownFunction(msgspec.Struct, frozen=True):
-    """One text of a function, as ``fingerprint`` sees it, and where it is found."""
+    """One text of a function, as ``fingerprint`` sees it, and where it is found; ``ABSENT`` where it is not."""
 
     hash: str
     places: tuple[Place, ...]
@@ -62,7 +64,8 @@ class Known(msgspec.Struct, frozen=True):
             matcher.set_seq1(list(known.statements))
             return matcher.ratio()
 
-        return max(self.functions.get(function, ()), key=likeness, default=None)
+        present = (known for known in self.functions.get(function, ()) if known.hash != ABSENT)
+        return max(present, key=likeness, default=None)
 
 
 def load_known(path: Path) -> Known:

@@ -5,7 +5,9 @@ A verdict needs every touched function to be known, and *one* release whose text
 
 * all carry the fix -> ``applied``;
 * none does -> what the matrix says of that release: ``needed``, ``fixed-upstream`` or ``not-affected``;
-* some do, or no one release explains them all, or a function is unknown, missing or doubled -> ``drifted``.
+* some do, or no one release explains them all, or a function is unknown or doubled -> ``drifted``.
+
+A function that a fix or a release adds is known to be absent elsewhere; where it is not, a missing one is unknown.
 
 The release that the target claims only breaks ties: a fork that calls itself 0.16.1 but holds 0.17's text is
 judged by its text. Where several releases explain the text and disagree, a fix that is in it is in it, and else
@@ -19,6 +21,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from packaging.version import Version
+
+from megatron_fixes.catalog.known import ABSENT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -94,25 +98,39 @@ def judge(fix_id: str, fix: Fix, known: Known, seen: Mapping[str, Seen], claimed
         here = seen[function]
         if here.problem:
             problems.append(here.problem)
-        elif len(here.prints) != 1:
-            count = "not found" if not here.prints else f"defined {len(here.prints)} times"
-            problems.append(f"{name} {count} in {function.split('::')[0]}")
-        elif (match := known.find(function, here.prints[0].hash)) is None:
+        elif len(here.prints) > 1:
+            problems.append(f"{name} defined {len(here.prints)} times in {function.split('::')[0]}")
+        elif match := known.find(function, here.prints[0].hash if here.prints else ABSENT):
+            places[function] = {place.release: fix_id in place.fixes for place in match.places}
+        elif not here.prints:
+            problems.append(f"{name} not found in {function.split('::')[0]}")
+        else:
             difference = compare(function, here, known)
             differences.append(difference)
             problems.append(f"{name} is not a known text (nearest: {difference.nearest})")
-        else:
-            places[function] = {place.release: fix_id in place.fixes for place in match.places}
+    present = [function for function in places if seen[function].prints]
+    if not problems and not present and any(claimed not in releases for releases in places.values()):
+        # Absence alone is no evidence of another release than the one that the target claims.
+        problems.append(f"none of {', '.join(function.split('::')[1] for function in places)} found")
     if problems:
         return Finding(fix_id, "drifted", "; ".join(dict.fromkeys(problems)), differences=tuple(differences))
-    return _explain(fix_id, fix, places, claimed)
+    return _explain(fix_id, fix, places, present, claimed)
 
 
-def _explain(fix_id: str, fix: Fix, places: Mapping[str, Mapping[str, bool]], claimed: str | None) -> Finding:
+def _explain(
+    fix_id: str,
+    fix: Fix,
+    places: Mapping[str, Mapping[str, bool]],
+    present: Sequence[str],
+    claimed: str | None,
+) -> Finding:
     names = {function: function.split("::")[1].rsplit(".", 1)[-1] for function in places}
     common = set.intersection(*(set(releases) for releases in places.values()))
     if not common:
-        texts = [f"{names[f]} as in {' or '.join(sorted(r, key=Version))}" for f, r in places.items()]
+        texts = [
+            f"{'' if f in present else 'no '}{names[f]} as in {' or '.join(sorted(r, key=Version))}"
+            for f, r in places.items()
+        ]
         return Finding(fix_id, "drifted", "a mixture of releases: " + "; ".join(texts))
     verdicts: dict[str, Verdict] = {}
     for release in common:
@@ -133,7 +151,7 @@ def _explain(fix_id: str, fix: Fix, places: Mapping[str, Mapping[str, bool]], cl
         order = ("applied", *_DOUBT)
         release = min(verdicts, key=lambda r: (order.index(verdicts[r]), Version(r)))
     verdict = verdicts[release]
-    functions = ", ".join(dict.fromkeys(names.values()))
+    functions = ", ".join(dict.fromkeys(names[function] for function in present or places))
     alike = sorted((r for r, v in verdicts.items() if v == verdict), key=Version)
     text = f"{functions} as in {', '.join(alike)}" + (" with the fix" if verdict == "applied" else "")
     if claimed is not None and claimed not in verdicts:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from megatron_fixes.catalog.fingerprint import functions
-from megatron_fixes.catalog.known import Known, KnownFunction, Place
+from megatron_fixes.catalog.known import ABSENT, Known, KnownFunction, Place
 from megatron_fixes.catalog.matrix import Cell, Fix
 from megatron_fixes.catalog.verdict import Finding, Seen, judge
 
@@ -122,3 +122,47 @@ def test_releases_are_put_in_order_of_version() -> None:
     wider = Known(1, {}, known().touches, table)
     finding = judge("MF0001", Fix("slug", "s", "h", "0.2.0", (), newer), wider, look(OLD), None)
     assert finding.reason == "finish, start as in 0.2.0, 0.2.1, 0.10.0"
+
+
+def adding() -> Known:
+    """As ``known``, with a fix that also adds ``m.py::help`` to 0.2.0."""
+    (added,) = functions("def help():\n    pass\n")["help"]
+    absent = tuple(Place(release, ()) for release in ("0.1.0", "0.2.0", "0.2.1", "0.3.0"))
+    texts = (
+        KnownFunction(ABSENT, absent, ()),
+        KnownFunction(added.hash, tuple(Place(release, ("MF0001",)) for release in ("0.2.0", "0.2.1")), ()),
+    )
+    return Known(
+        1, {}, {"MF0001": (*known().touches["MF0001"], "m.py::help")}, {**known().functions, "m.py::help": texts}
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "reason"),
+    [
+        (OLD, "needed", "finish, start as in 0.2.0, 0.2.1"),
+        (BEFORE, "not-affected", "finish, start as in 0.1.0"),
+        (FIXED + "\ndef help():\n    pass\n", "applied", "finish, start, help as in 0.2.0, 0.2.1 with the fix"),
+        (FIXED, "drifted", "half applied: finish, start has the fix, help has not"),
+        (OLD + "\ndef help():\n    pass\n", "drifted", "half applied: help has the fix, finish, start has not"),
+        (OLD + "\ndef help():\n    mine()\n", "drifted", "help is not a known text (nearest: 0.2.1 with MF0001)"),
+        (UPSTREAM + "\ndef help():\n    pass\n", "drifted", "a mixture of releases"),
+    ],
+)
+def test_a_function_that_the_fix_adds_is_expected_with_it_and_missed_without(
+    text: str, expected: str, reason: str
+) -> None:
+    found = functions(text)
+    names = adding().touches["MF0001"]
+    seen = {name: Seen(tuple(found.get(name.split("::")[1], ())), source=tuple(text.splitlines())) for name in names}
+    finding = judge("MF0001", fix(), adding(), seen, "0.2.0" if text != BEFORE else "0.1.0")
+    assert (finding.verdict, finding.reason[: len(reason)]) == (expected, reason)
+
+
+def test_absence_alone_does_not_make_a_target_another_release_than_it_claims() -> None:
+    """0.1.0 lacks both functions; a tree that claims 0.2.0 and lacks them has been changed."""
+    rows = {n: (*r, KnownFunction(ABSENT, (Place("0.1.0", ()),), ())) for n, r in known().functions.items()}
+    lacking = Known(1, {}, known().touches, rows)
+    assert judge("MF0001", fix(), lacking, look(""), "0.1.0").verdict == "not-affected"
+    finding = judge("MF0001", fix(), lacking, look(""), "0.2.0")
+    assert (finding.verdict, finding.reason) == ("drifted", "none of finish, start found")
