@@ -6,7 +6,7 @@
 requires into DIR, ready to be edited. ``python scripts/refresh_patch.py write MF0042 some-slug 0.16.1 DIR``
 diffs DIR against that same base and writes the body of ``patches/core_v0.16/MF0042-some-slug.patch``; a head
 that is there is kept (its Last-Update set to today), else one is begun for you to fill in, and the patch is
-added to the end of the series.
+added to the end of the series. ``--requires MF0003`` says what a new patch is made on; later its head says so.
 
 Then: edit the head, add the row to ``compat_matrix.yaml``, run ``scripts/record_fingerprints.py`` and the lint.
 """
@@ -20,6 +20,7 @@ import sys
 import tempfile
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from megatron_fixes.catalog.data import matrix_path, patches_root
 from megatron_fixes.catalog.matrix import load_matrix
@@ -27,6 +28,9 @@ from megatron_fixes.catalog.series import load_series
 from megatron_fixes.errors import MegatronFixesError, UsageError
 from megatron_fixes.patching.hunks import apply_patch, touched_paths
 from megatron_fixes.proofs.releases import fetch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 HEAD = """Description: <one line of 10 to 100 characters>
  Symptom: <what a person sees>
@@ -39,7 +43,7 @@ Applies-To: {release}
 Fixed-In: open
 Upstream-Status: Pending
 Numerics: changing
-Requires:
+Requires:{requires}
 Proof: megatron_fixes.proofs.{module}
 Origin: vendor
 Bug: none
@@ -48,21 +52,21 @@ Last-Update: {today}
 """
 
 
-def base(folder: Path, release: str, line: str, fix_id: str) -> None:
+def base(folder: Path, release: str, line: str, fix_id: str, requires: Sequence[str]) -> None:
     """Lay the release with everything that the fix requires into an empty folder."""
     shutil.copytree(fetch(release, load_matrix(matrix_path())) / "megatron", folder / "megatron")
     series = load_series(patches_root(), line)
     own = series.get(fix_id)
-    for patch in series.closure(own.header.requires if own else ()):
+    for patch in series.closure(own.header.requires if own else requires):
         files = {path: (folder / path).read_bytes() for path in touched_paths(patch.text)}
         for path, content in apply_patch(patch.text, files, source=patch.name).items():
             (folder / path).write_bytes(content)
 
 
-def diff(release: str, line: str, fix_id: str, edited: Path) -> str:
+def diff(release: str, line: str, fix_id: str, edited: Path, requires: Sequence[str]) -> str:
     """The difference between the base and the edited copy, as git writes it."""
     with tempfile.TemporaryDirectory() as scratch:
-        base(Path(scratch), release, line, fix_id)
+        base(Path(scratch), release, line, fix_id, requires)
         git = ["git", "-C", scratch, "-c", "core.autocrlf=false", "-c", "diff.noprefix=false"]
         subprocess.run([*git, "init", "-q"], check=True)
         subprocess.run([*git, "add", "--all", "--force"], check=True)
@@ -72,9 +76,9 @@ def diff(release: str, line: str, fix_id: str, edited: Path) -> str:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def write(fix_id: str, slug: str, release: str, line: str, edited: Path) -> Path:
+def write(fix_id: str, slug: str, release: str, line: str, edited: Path, requires: Sequence[str]) -> Path:
     """Write the patch; see the module's docstring."""
-    body = diff(release, line, fix_id, edited)
+    body = diff(release, line, fix_id, edited, requires)
     if not body:
         raise UsageError(
             "got no difference to the release", context=str(edited), hint="Edit a file below megatron/core."
@@ -86,7 +90,8 @@ def write(fix_id: str, slug: str, release: str, line: str, edited: Path) -> Path
         lines = path.read_text("utf-8").split("\n---\n", 1)[0].splitlines()
         head = "\n".join(f"Last-Update: {today}" if row.startswith("Last-Update:") else row for row in lines) + "\n"
     else:
-        head = HEAD.format(fix_id=fix_id, module=fix_id.lower(), release=release, today=today)
+        required = "".join(f" {name}" for name in requires)
+        head = HEAD.format(fix_id=fix_id, module=fix_id.lower(), release=release, requires=required, today=today)
         with (folder / "series").open("a", encoding="utf-8") as series:
             series.write(path.name + "\n")
     path.write_text(f"{head}---\n{body}", "utf-8", newline="\n")
@@ -100,16 +105,18 @@ def main() -> int:
     for name in ("fix_id", "slug", "release"):
         parser.add_argument(name)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--requires", nargs="*", default=[], metavar="FIX")
     options = parser.parse_args()
     matrix = load_matrix(matrix_path())
     if options.release not in matrix.releases:
         parser.error(f"got release {options.release}, expected one of {', '.join(matrix.releases)}")
     line = matrix.releases[options.release].line
     if options.step == "start":
-        base(options.folder, options.release, line, options.fix_id)
+        base(options.folder, options.release, line, options.fix_id, options.requires)
         print(f"edit {options.folder}/megatron, then run this with 'write'")
     else:
-        print(f"wrote {write(options.fix_id, options.slug, options.release, line, options.folder)}")
+        path = write(options.fix_id, options.slug, options.release, line, options.folder, options.requires)
+        print(f"wrote {path}")
     return 0
 
 
