@@ -157,18 +157,28 @@ def _devices() -> int:
     return torch.cuda.device_count()
 
 
-def run_proof(proof: Proof, backend: Backend, tree: Path) -> dict[str, Any]:
-    """Run a proof's cases on one backend, one after the other."""
+def run_proof(proof: Proof, backend: Backend, tree: Path, controls: dict[Case, dict[str, Any]]) -> dict[str, Any]:
+    """Run a proof's cases on one backend, one after the other; a control that another proof ran is not run again.
+
+    Args:
+        proof: Whose cases.
+        backend: ``gloo`` or ``nccl``.
+        tree: Where megatron is imported from.
+        controls: Reports of the controls that ran over this tree in this process; added to.
+    """
     needed = max((case.world_size for case in proof.on(backend)), default=0) if backend == "nccl" else 0
     if needed > (found := _devices()):
         reason = f"needs {needed} CUDA devices, found {found}"
         return {"id": proof.fix_id, "outcome": "not-runnable", "evidence": {"reason": reason}}
-    cases = {case.name: (case, run_case(case, proof.fix_id, tree)) for case in proof.on(backend)}
     outcomes: dict[bool, list[Outcome]] = {True: [], False: []}
-    for case, report in cases.values():
+    evidence: dict[str, Any] = {}
+    for case in proof.on(backend):
+        report = controls.get(case) or run_case(case, proof.fix_id, tree)
+        if case.control:
+            controls[case] = report
         outcomes[case.control].append(report["outcome"])
-    evidence: dict[str, Any] = {name: report for name, (_, report) in cases.items()}
-    if not cases:
+        evidence[case.name] = report
+    if not evidence:
         evidence.update(reason=f"this proof has no case for {backend}", no_case=True)
     if (status := overlay.status()).on:
         evidence["overlay"] = {"in_force": status.in_force, "refused": [refusal.line for refusal in status.refusals]}
@@ -180,9 +190,10 @@ def main(arguments: list[str]) -> int:
     tree, backend, fix_ids = Path(arguments[0]), arguments[1], arguments[2:]
     assert backend in ("gloo", "nccl")
     prepare(tree, backend)  # type: ignore[arg-type]
+    controls: dict[Case, dict[str, Any]] = {}
     for fix_id in fix_ids:
         try:
-            result = run_proof(load(fix_id, tree), backend, tree)  # type: ignore[arg-type]
+            result = run_proof(load(fix_id, tree), backend, tree, controls)  # type: ignore[arg-type]
         except ImportError as error:
             reason = f"{type(error).__name__}: {error}"
             result = {"id": fix_id, "outcome": "not-runnable", "evidence": {"reason": reason}}
