@@ -2,8 +2,8 @@
 """Real Megatron-LM DistributedDataParallel on small modules, and the comparison with an independent reference.
 
 The reference is plain autograd in float64 over the data of *all* data-parallel ranks, computed on each rank by
-itself: no process group, no Megatron code. What is compared is what the distributed optimizer reads: the rank's
-own shard of each gradient bucket.
+itself: no process group, no Megatron code. What is compared is what the optimizer reads: the rank's own shard of
+each gradient bucket, or the whole of it without a distributed optimizer.
 """
 
 from __future__ import annotations
@@ -30,9 +30,15 @@ def transformer_config(**changes: Any) -> TransformerConfig:
 
 
 def wrap(
-    module: torch.nn.Module, config: TransformerConfig, *, instances: int, bucket_size: int | None, overlap: bool = True
+    module: torch.nn.Module,
+    config: TransformerConfig,
+    *,
+    instances: int,
+    bucket_size: int | None,
+    overlap: bool = True,
+    distributed_optimizer: bool = True,
 ) -> Any:
-    """Real DDP with distributed optimizer.
+    """Real DDP.
 
     Args:
         module: Parameters fp32; kept and modified by DDP (parameters move into its buffer).
@@ -40,11 +46,12 @@ def wrap(
         instances: Distributed-optimizer instances; the data-parallel size is a multiple of it.
         bucket_size: Elements after which a bucket closes; None for one bucket.
         overlap: Whether the gradient reduction overlaps the backward pass.
+        distributed_optimizer: Gradients are reduce-scattered for one; else they are all-reduced.
     """
     ddp_config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=overlap,
-        use_distributed_optimizer=True,
+        use_distributed_optimizer=distributed_optimizer,
         num_distributed_optimizer_instances=instances,
         bucket_size=bucket_size,
     )
@@ -86,11 +93,11 @@ def compare(ddp: Any, expected: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     names = {parameter: name for name, parameter in ddp.module.named_parameters()}
     report: dict[str, Any] = {"wrong": 0, "elements": 0, "got": None, "expected": None}
     worst_error = -1.0
-    for group in ddp.bucket_groups:
-        shards, shard = (
-            group.intra_distributed_optimizer_instance_size,
-            group.intra_distributed_optimizer_instance_rank,
-        )
+    for group in ddp.bucket_groups + ddp.expert_parallel_bucket_groups:
+        shards, shard = 1, 0
+        if ddp.ddp_config.use_distributed_optimizer:
+            shards = group.intra_distributed_optimizer_instance_size
+            shard = group.intra_distributed_optimizer_instance_rank
         for bucket in group.buckets:
             flat = bucket.grad_data.view(-1)
             want = torch.zeros_like(flat, dtype=torch.float64)

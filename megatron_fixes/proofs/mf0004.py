@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proof of MF0004: what the first batch taught is held against every later one.
+
+Guards: batches of any number of backward passes either end with right gradients or are refused by an error before
+the optimizer can use them; a batch that is like one that went well is never refused, and its reduction overlaps the
+backward pass.
+
+Each case is a sequence of batches through one DDP, with one bucket and with one for each parameter:
+
+* ``first-batch``: the first batch is abandoned in its first or second pass, or leaves a parameter unused.
+* ``fewer-passes``: two passes, then one; with one and two distributed-optimizer instances.
+* ``more-passes``: two passes, then three; the same. Refused is enough here: when the third gradient comes, the
+  reduction of the first two is under way. Then three passes again.
+* ``dispatched-twice``: two passes that each end with ``DDP.start_grad_sync``, as a pipeline schedule that is called
+  twice a batch does it.
+
+Releases that take one pass a batch only (before 0.16) refuse more from the first batch on; that is not this defect.
+After a batch that was refused or abandoned, reductions under way are waited for here (see MF0002).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core import parallel_state
+
+from megatron_fixes.proofs.controls import CONTROL
+from megatron_fixes.proofs.ddp import compare, reference_gradients, transformer_config, wrap
+from megatron_fixes.proofs.proof import Case, Judgement, Proof
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+HIDDEN = 8
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One optimizer step's worth of backward passes.
+
+    Attributes:
+        passes: Forward-backward passes, each with gradient synchronisation on.
+        abandoned: Left by an exception in the middle of the last pass.
+        unused: The first layer takes no part in it.
+        dispatched: Each pass runs under ``no_sync`` and ends with ``start_grad_sync``.
+        refusable: An error is as good as right gradients.
+        overlaps: The reduction must be under way before ``finish_grad_sync``.
+    """
+
+    passes: int = 1
+    abandoned: bool = False
+    unused: bool = False
+    dispatched: bool = False
+    refusable: bool = False
+    overlaps: bool = False
+
+
+Sequences = dict[str, tuple[Batch, ...]]
+
+ONE, TWO, THREE = Batch(1), Batch(2), Batch(3)
+FIRST_BATCH: Sequences = {
+    "abandoned": (Batch(1, abandoned=True), ONE, Batch(1, overlaps=True)),
+    "abandoned in the second pass": (Batch(2, abandoned=True), TWO, Batch(2, overlaps=True)),
+    "a parameter unused": (Batch(1, unused=True, refusable=True), ONE, Batch(1, overlaps=True)),
+}
+FEWER_PASSES: Sequences = {"fewer": (TWO, Batch(2, overlaps=True), ONE, Batch(2, overlaps=True), ONE)}
+MORE_PASSES: Sequences = {
+    "more": (TWO, Batch(2, overlaps=True), Batch(3, refusable=True), THREE, Batch(3, overlaps=True), TWO),
+}
+DISPATCHED_TWICE: Sequences = {"twice": (Batch(2, dispatched=True, refusable=True),)}
+
+
+class _Abandon(Exception):
+    """Raised in backward; the training loop catches it."""
+
+
+class _Bomb(torch.autograd.Function):
+    """Identity whose backward raises while ``armed``."""
+
+    armed = False
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        if _Bomb.armed:
+            raise _Abandon
+        return gradients[0]
+
+
+class _Model(torch.nn.Module):
+    """Two layers with the bomb between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.first, self.last = torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, data: torch.Tensor, skip_first: bool) -> torch.Tensor:
+        output: torch.Tensor = self.last(data if skip_first else _Bomb.apply(self.first(data)))
+        return output
+
+
+def _loss(module: torch.nn.Module, rank: int, number: int, part: int, batch: Batch) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(10_000 * number + 100 * part + rank)
+    data = torch.randn(4, HIDDEN, generator=generator)
+    loss: torch.Tensor = module(data.to(next(module.parameters())), batch.unused).square().mean()
+    return loss
+
+
+def _passes(ddp: Any, rank: int, number: int, batch: Batch) -> None:
+    for part in range(batch.passes):
+        _Bomb.armed = batch.abandoned and part == batch.passes - 1
+        if batch.dispatched:
+            with ddp.no_sync():
+                _loss(ddp, rank, number, part, batch).backward()
+            ddp.start_grad_sync()
+        else:
+            _loss(ddp, rank, number, part, batch).backward()
+
+
+def _drain(ddp: Any) -> None:
+    for group in ddp.bucket_groups:
+        if group.grad_reduce_handle is not None:
+            group.grad_reduce_handle.wait()
+            group.grad_reduce_handle = None
+
+
+def _batch(ddp: Any, rank: int, number: int, batch: Batch) -> dict[str, Any]:
+    """Run one batch; report a comparison, or the error that refused it."""
+    try:
+        ddp.zero_grad_buffer()
+        _passes(ddp, rank, number, batch)
+        # With several instances there is no handle to tell by.
+        handles = ddp.ddp_config.num_distributed_optimizer_instances == 1
+        under_way = not handles or all(group.grad_reduce_handle is not None for group in ddp.bucket_groups)
+        ddp.finish_grad_sync()
+    except _Abandon:
+        _drain(ddp)
+        return {}
+    except (AssertionError, RuntimeError) as error:
+        _drain(ddp)
+        return {"refused": f"{type(error).__name__}: {error}"}
+    finally:
+        _Bomb.armed = False
+
+    def loss(module: torch.nn.Module, peer: int) -> torch.Tensor:
+        return torch.stack([_loss(module, peer, number, part, batch) for part in range(batch.passes)]).sum()
+
+    peers = range(parallel_state.get_data_parallel_world_size())
+    expected = reference_gradients(ddp.module, [partial(loss, peer=peer) for peer in peers])
+    return {**compare(ddp, expected), "under_way": under_way}
+
+
+def _run(rank: int, *, sequences: Sequences, instances: Sequence[int]) -> dict[str, Any]:
+    reports: dict[str, Any] = {name: {} for name in sequences}
+    for count in instances:
+        parallel_state.initialize_model_parallel(num_distributed_optimizer_instances=count)
+        for name, batches in sequences.items():
+            for bucket_size in (1, None):
+                ddp = wrap(_Model(), transformer_config(), instances=count, bucket_size=bucket_size)
+                setup = f"{count} instances, {'one bucket' if bucket_size is None else 'a bucket each parameter'}"
+                reports[name][setup] = [_batch(ddp, rank, number, batch) for number, batch in enumerate(batches)]
+        parallel_state.destroy_model_parallel()
+    return reports
+
+
+def _fault(batch: Batch, report: dict[str, Any], *, one_pass_only: bool) -> str | None:
+    """What is wrong with how a batch ended, if anything."""
+    if batch.abandoned:
+        return None
+    if "refused" in report:
+        allowed = batch.refusable or (one_pass_only and batch.passes > 1)
+        return None if allowed else f"refused by {report['refused']}"
+    if report["wrong"]:
+        return f"{report['wrong']} of {report['elements']} elements wrong, no error"
+    return "reduced at its end only" if batch.overlaps and not report["under_way"] else None
+
+
+def judge_batches(evidence: Sequence[dict[str, dict[str, Any]]], *, sequences: Sequences) -> Judgement:
+    """Defect if a batch of any sequence ended otherwise than its ``Batch`` allows, in any set-up, on any rank."""
+    ended = [
+        (name, setup, rank, reports)
+        for rank, e in enumerate(evidence)
+        for name, setups in e.items()
+        for setup, reports in setups.items()
+    ]
+    refused = 0
+    for name, setup, rank, reports in ended:
+        one_pass_only = "refused" in reports[0] and not sequences[name][0].refusable
+        for number, (batch, report) in enumerate(zip(sequences[name], reports, strict=True)):
+            if fault := _fault(batch, report, one_pass_only=one_pass_only):
+                place = f"{name}, {setup}: batch {number + 1} of {len(reports)} on rank {rank}"
+                return Judgement("defect", f"{place}: {fault}")
+            refused += "refused" in report
+    batches = sum(len(reports) for *_, reports in ended)
+    return Judgement("clean", f"{batches} batches, {refused} of them refused by an error that is due, none wrong")
+
+
+def _case(name: str, sequences: Sequences, ranks: int, instances: Sequence[int] = (1,)) -> Case:
+    run = partial(_run, sequences=sequences, instances=instances)
+    return Case(name, "gloo", ranks, run, partial(judge_batches, sequences=sequences))
+
+
+PROOF = Proof(
+    "MF0004",
+    (
+        _case("first-batch", FIRST_BATCH, 2),
+        _case("fewer-passes", FEWER_PASSES, 4, instances=(1, 2)),
+        _case("more-passes", MORE_PASSES, 4, instances=(1, 2)),
+        _case("dispatched-twice", DISPATCHED_TWICE, 2),
+        CONTROL,
+    ),
+)
