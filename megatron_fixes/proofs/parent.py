@@ -3,9 +3,8 @@
 
 Started as ``python -m megatron_fixes.proofs.parent TREE BACKEND FIX_ID…`` with the tree first on ``sys.path``.
 Prints one JSON object a line: a result a proof, as it is known. Importing costs seconds and a fork costs
-milliseconds, and a case that wrecks its process group wrecks only its own ranks. With NCCL a rank can't be
-forked from a process that may have touched CUDA, so there each rank is a process of its own that imports for
-itself.
+milliseconds, and a case that wrecks its process group wrecks only its own ranks. An NCCL rank can't be forked once
+the import has touched CUDA; then it is a process of its own that imports for itself.
 
 Bounded in time: at a case's deadline the ranks still running are killed by process id, and a rank whose parent
 was killed ends by its own alarm. A rank that dies or raises makes the case ``not-runnable``, with its message:
@@ -29,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_fixes import config, overlay
 from megatron_fixes.proofs.proof import overall
-from megatron_fixes.proofs.ranks import GRACE_S, ForkedRank, SpawnedRank, wait
+from megatron_fixes.proofs.ranks import GRACE_S, ForkedRank, SpawnedRank, cuda_starts_in_a_fork, wait
 
 if TYPE_CHECKING:
     from megatron_fixes.catalog.expectation import Outcome
@@ -43,6 +42,8 @@ def prepare(tree: Path, backend: Backend) -> None:
     Must come before megatron is imported.
     """
     sys.path.insert(0, str(tree))
+    # Lets torch look for devices without CUDA's own start, which no fork survives.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     if config.overlay_settings().fixes.value:
         import megatron_fixes.auto  # noqa: F401 - its import acts
     import torch
@@ -96,7 +97,7 @@ def run_rank(case: Case, rank: int, folder: Path) -> None:
 
 def _start(case: Case, fix_id: str, tree: Path, rank: int, folder: Path) -> Rank:
     log = folder / f"{rank}.log"
-    if case.backend == "gloo":
+    if case.backend == "gloo" or cuda_starts_in_a_fork():
         return ForkedRank(lambda: run_rank(case, rank, folder), log)
     command = [sys.executable, "-m", "megatron_fixes.proofs.rank", str(tree), fix_id, case.name, str(rank), str(folder)]
     return SpawnedRank([*command, str(os.getpid())], log)

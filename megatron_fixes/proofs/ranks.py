@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes of a case: started, waited for until a deadline, and never left behind.
 
-A gloo rank is a fork of the process that has imported Megatron. An NCCL rank can't be forked from a process
-that may have touched CUDA, so it is a process of its own that imports for itself. Either is killed by the
-kernel when the process that started it dies, whatever ended that (Linux only; elsewhere its own alarm ends it
-later).
+A rank is a fork of the process that has imported Megatron, or, with NCCL where that import has started CUDA, a
+process of its own that imports for itself. Either is killed by the kernel when the process that started it dies,
+whatever ended that (Linux only; elsewhere its own alarm ends it later).
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -92,6 +92,23 @@ def _run_and_end(body: Callable[[], None], log: Path, parent: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+@cache
+def cuda_starts_in_a_fork() -> bool:
+    """Whether a fork of this process can use CUDA; found by trying, since any library may have started it unseen."""
+    import torch
+
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            torch.cuda.init()
+            torch.cuda.get_device_properties(0)
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def die_with(parent: int) -> None:
