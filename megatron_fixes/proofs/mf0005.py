@@ -11,7 +11,9 @@ and every other group is as it was.
   module is as after any destroy.
 * ``control`` (4 ranks): what works on every release: groups of others, groups that others destroyed first, a
   second destroy, and collectives on every group after each initialisation.
-* ``rounds`` on two GPUs (NCCL): the number of groups and the device memory stay the same from round to round,
+* ``sharded-tensors`` (2 ranks): a DTensor over the same ranks in the next round. DTensor remembers what it worked
+  out for a layout of ranks, with the names of groups in it, which must not outlive the groups.
+* ``nccl-rounds``, on two GPUs (NCCL): the number of groups and the device memory stay the same from round to round,
   each group having a communicator. ``MF0005_NCCL_ROUNDS`` in the environment sets the number of rounds; for a soak:
   ``MF0005_NCCL_ROUNDS=50 megatron-fixes prove MF0005 --release 0.16.1 --backend nccl``.
 
@@ -32,6 +34,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 from megatron_fixes.proofs.proof import Case, Judgement, Proof
 
@@ -183,11 +187,12 @@ def _reduces(groups: Sequence[Any]) -> list[str]:
 
 def _faults_of_destroy(watch: _Watch) -> list[str]:
     """Destroy; what is wrong with how that went."""
+    expected = [number for number in sorted(watch.made, reverse=True) if watch.made[number] in _held()]
+    watch.asked.clear()
     faults = _raises(_destroy)
     left = [name for name in watch.left() if name not in watch.undestroyable]
     if left:
         faults.append(f"{len(left)} of {len(watch.made)} groups are left, such as {left[0]}")
-    expected = sorted(watch.made, reverse=True)
     if watch.asked != expected:
         faults.append(f"groups {watch.asked} were destroyed in this order, expected {expected}")
     if names := _named(list(watch.made.values())):
@@ -243,6 +248,12 @@ def _each_once(rank: int) -> dict[str, Any]:
             steps["refused halfway"] = _faults_of_destroy(watch)
         else:
             raise RuntimeError("the release takes a layout that it was expected to refuse")
+    with _Watch() as watch:
+        _initialize(LAYOUTS[0])
+        dist.barrier()
+        for group in (parallel_state.get_tensor_model_parallel_group(), parallel_state.get_data_parallel_group_gloo()):
+            dist.destroy_process_group(group)
+        steps["two destroyed before"] = _faults_of_destroy(watch)
     steps["others"] = _reduces([None, *mine])
     return {"steps": steps}
 
@@ -317,6 +328,22 @@ def _control(rank: int) -> dict[str, Any]:
     return {"steps": steps}
 
 
+def _sharded_tensors(rank: int) -> dict[str, Any]:
+    steps = {}
+    for step in ("first round", "second round"):
+        _initialize({"tensor_model_parallel_size": 2})
+        mesh = DeviceMesh.from_group(parallel_state.get_tensor_model_parallel_group(), "cpu")
+        sums: list[float] = []
+
+        def add(mesh: DeviceMesh = mesh, sums: list[float] = sums) -> None:
+            shard = DTensor.from_local(torch.full((2, 2), rank + 1.0), mesh, [Shard(0)]).detach()
+            sums.append((shard + shard).full_tensor().sum().item())
+
+        steps[step] = _raises(add) or [f"got {total}, expected 24.0" for total in sums if total != 24.0]
+        _destroy()
+    return {"steps": steps}
+
+
 def _nccl_rounds(rank: int) -> dict[str, Any]:
     counts, used = [], []
     for _ in range(NCCL_ROUNDS):
@@ -355,6 +382,7 @@ PROOF = Proof(
         Case("each-once", "gloo", 4, _each_once, judge_steps),
         Case("errors", "gloo", 4, _errors, judge_steps),
         Case("control", "gloo", 4, _control, judge_steps, control=True),
+        Case("sharded-tensors", "gloo", 2, _sharded_tensors, judge_steps, control=True),
         Case("nccl-rounds", "nccl", 2, _nccl_rounds, judge_nccl_rounds, timeout_s=120.0 + 30.0 * NCCL_ROUNDS),
     ),
 )
