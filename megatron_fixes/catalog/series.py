@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from megatron_fixes.catalog.header import PatchHeader, parse_header
+from megatron_fixes.catalog.header import TERMINATOR, PatchHeader, parse_header
 from megatron_fixes.errors import DataError
 
 if TYPE_CHECKING:
@@ -35,6 +35,11 @@ class PatchFile:
     def fix_id(self) -> str:
         """The fix this patch delivers."""
         return self.header.fix_id
+
+    @property
+    def body_sha256(self) -> str:
+        """Hash of the diff without the head: the same as long as the same is applied."""
+        return hashlib.sha256(self.text.split(f"\n{TERMINATOR}\n", 1)[1].encode()).hexdigest()
 
 
 @dataclass(frozen=True)

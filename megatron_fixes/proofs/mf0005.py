@@ -348,7 +348,7 @@ def _nccl_rounds(rank: int) -> dict[str, Any]:
     counts, used = [], []
     for _ in range(NCCL_ROUNDS):
         with _Watch() as watch:
-            _initialize({"num_distributed_optimizer_instances": 2})
+            _initialize({})
         for group in watch.made.values():
             dist.all_reduce(torch.ones(1, device="cpu" if dist.get_backend(group) == "gloo" else "cuda"), group=group)
         torch.cuda.synchronize()
@@ -358,6 +358,8 @@ def _nccl_rounds(rank: int) -> dict[str, Any]:
         counts.append(len(_held()))
         free, total = torch.cuda.mem_get_info()
         used.append(total - free)
+        if len(counts) > NCCL_WARM_UP + 1 and counts[-1] > counts[0]:
+            break  # Shown; each further round would take GiB.
     return {"groups": counts, "used_bytes": used}
 
 
@@ -370,7 +372,8 @@ def judge_nccl_rounds(evidence: Sequence[dict[str, Any]]) -> Judgement:
         grown = seen["used_bytes"][-1] - seen["used_bytes"][NCCL_WARM_UP - 1]
         if groups > 0 or grown > NCCL_SLACK_BYTES:
             summary = f"rank {rank}: {groups:+d} groups and {grown / 2**20:+.0f} MiB of device memory"
-            return Judgement("defect", f"{summary} in {NCCL_ROUNDS - NCCL_WARM_UP} rounds after the first")
+            rounds = len(seen["groups"]) - NCCL_WARM_UP
+            return Judgement("defect", f"{summary} in {rounds} rounds after the first")
     grown = max(seen["used_bytes"][-1] - seen["used_bytes"][NCCL_WARM_UP - 1] for seen in evidence)
     return Judgement("clean", f"{NCCL_ROUNDS} rounds: groups the same, {grown / 2**20:+.0f} MiB after the first round")
 
