@@ -6,6 +6,8 @@ the proof harness started for the gloo backend. It changes where tensors live an
 arithmetic, autograd and process groups are the real ones.
 
 * ``torch.cuda.current_device()`` answers ``cpu``, and ``device="cuda"`` in a tensor factory means ``cpu``.
+* ``tensor.type()`` names the type as if the tensor were on a GPU (the mixed-precision optimizers sort parameters by
+  that name), and ``tensor.cuda()`` gives the tensor itself, as it does for one that is there already.
 * Streams and events are names without asynchrony: work runs at once, in program order. A listener hears every
   wait and can check afterwards what order a GPU would have been bound to (``recorder``).
 * ``torch.utils.cpp_extension.load_inline`` raises ``RuntimeError``, since megatron-core 0.15 compiles an
@@ -135,7 +137,7 @@ state = _State()
 
 
 class _CudaMeansCpu(TorchFunctionMode):
-    """Maps ``device="cuda"`` in any torch function to ``cpu``."""
+    """Maps ``device="cuda"`` in any torch function to ``cpu``, and lets a CPU tensor pass for one on a GPU."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -144,7 +146,12 @@ class _CudaMeansCpu(TorchFunctionMode):
         device = kwargs.get("device")
         if device is not None and str(device).startswith("cuda"):
             kwargs = {**kwargs, "device": CPU}
-        return func(*args, **kwargs)
+        if func is torch.Tensor.cuda:
+            return args[0]
+        result = func(*args, **kwargs)
+        if func is torch.Tensor.type and isinstance(result, str):
+            return result.replace("torch.", "torch.cuda.", 1)
+        return result
 
 
 def install() -> None:
