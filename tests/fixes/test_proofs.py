@@ -8,6 +8,7 @@ and pipeline schedules, real gloo process groups.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from functools import cache
@@ -20,7 +21,6 @@ from megatron_fixes import catalog
 from megatron_fixes.catalog.expectation import VARIANTS, expected_outcome
 from megatron_fixes.patching.hunks import apply_patch
 from megatron_fixes.proofs.__main__ import run_parent, variant_tree
-from megatron_fixes.proofs.releases import fetch
 
 CATALOG = catalog.load()
 FIXES = tuple(CATALOG.matrix.fixes)
@@ -64,48 +64,71 @@ def test_each_closed_subset_mends_what_is_in_it_and_nothing_else(line: str) -> N
 
 
 HUNKS = [
-    pytest.param(patch, number, id=f"{patch.name.split('-')[0]}-hunk{number + 1}")
+    pytest.param(patch, number, at, id=f"{patch.name.split('-')[0]}-file{number + 1}-hunk{at + 1}")
     for patch in PATCHES
-    for number in range(sum(len(file) for file in PatchSet(patch.text)))
+    for number, file in enumerate(PatchSet(patch.text))
+    for at in range(len(file))
 ]
 
 
-@pytest.mark.parametrize(("patch", "number"), HUNKS)
-def test_without_any_one_hunk_the_proof_does_not_pass(patch: catalog.PatchFile, number: int) -> None:
+@pytest.mark.parametrize(("patch", "number", "at"), HUNKS)
+def test_without_any_one_hunk_the_proof_does_not_pass(patch: catalog.PatchFile, number: int, at: int) -> None:
     release = patch.header.applies_to[-1]
-    (file,) = PatchSet(patch.text)
+    file = PatchSet(patch.text)[number]
+    left_out = file[at]
     head = f"diff --git {file.source_file} {file.target_file}\n--- {file.source_file}\n+++ {file.target_file}\n"
-    rest = head + "".join(str(hunk) for at, hunk in enumerate(file) if at != number)
-    original = (fetch(release, CATALOG.matrix) / file.path).read_bytes()
+    rest = head + "".join(str(hunk) for hunk in file if hunk is not left_out)
+    requires = patch.header.requires
+    with variant_tree(CATALOG, release, "patched" if requires else "vanilla", requires) as base:
+        original = (base / file.path).read_bytes()
     with variant_tree(CATALOG, release, "patched", [patch.fix_id]) as tree:
         (tree / file.path).write_bytes(apply_patch(rest, {file.path: original}, source="all hunks but one")[file.path])
         (result,) = run_parent(tree, "gloo", [patch.fix_id])
     assert result["outcome"] in ("defect", "not-runnable")
     if result["outcome"] == "not-runnable":
-        # The code broke without the hunk; it is not that the proof found no ground to stand on.
-        assert "grad_reduce" in json.dumps(result["evidence"])
+        # The code broke without the hunk, over a name that it brings; it is not that the proof found no ground to
+        # stand on.
+        added = "".join(line.value for line in left_out if line.is_added)
+        brought = set(re.findall(r"\w+", added)) - set(re.findall(r"\w+", original.decode()))
+        complained = set(re.findall(r"'(\w+)'", json.dumps(result["evidence"])))
+        assert brought & complained, result["evidence"]
 
 
+BUFFER = "megatron/core/distributed/param_and_grad_buffer.py"
 STREAM_WAIT = "self.communication_stream.wait_stream(torch.cuda.current_stream())"
 FLAG = "self.grad_reduce_dispatched = self.ddp_config.overlap_grad_reduce"
 START = "        if self.is_first_batch and (\n"
+# Fix, file, what is right in it, what is wrong.
 MISTAKES = {
-    "waits for itself": ("MF0001", STREAM_WAIT, "self.communication_stream.wait_stream(self.communication_stream)"),
-    "waits only before": ("MF0001", "torch.cuda.current_stream().wait_stream(self.communication_stream)", "pass"),
+    "waits for itself": (
+        "MF0001",
+        BUFFER,
+        STREAM_WAIT,
+        "self.communication_stream.wait_stream(self.communication_stream)",
+    ),
+    "waits only before": (
+        "MF0001",
+        BUFFER,
+        "torch.cuda.current_stream().wait_stream(self.communication_stream)",
+        "pass",
+    ),
     "waits the wrong way": (
         "MF0001",
+        BUFFER,
         STREAM_WAIT,
         "torch.cuda.current_stream().wait_stream(self.communication_stream)",
     ),
     "never reduces": (
         "MF0001",
+        BUFFER,
         START,
         "        if self.inter_distributed_optimizer_instance_group:\n            return\n" + START,
     ),
-    "remembers without overlap too": ("MF0003", FLAG, "self.grad_reduce_dispatched = True"),
-    "remembers nothing": ("MF0003", FLAG, "self.grad_reduce_dispatched = False"),
+    "remembers without overlap too": ("MF0003", BUFFER, FLAG, "self.grad_reduce_dispatched = True"),
+    "remembers nothing": ("MF0003", BUFFER, FLAG, "self.grad_reduce_dispatched = False"),
     "never reduces with one instance": (
         "MF0003",
+        BUFFER,
         START,
         "        if self.ddp_config.num_distributed_optimizer_instances == 1:\n            return\n" + START,
     ),
@@ -114,9 +137,9 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_patch_with_a_mistake_in_it_does_not_pass(mistake: str) -> None:
-    fix_id, right, wrong = MISTAKES[mistake]
+    fix_id, file, right, wrong = MISTAKES[mistake]
     with variant_tree(CATALOG, "0.16.1", "patched") as tree:
-        path = tree / "megatron/core/distributed/param_and_grad_buffer.py"
+        path = tree / file
         text = path.read_text("utf-8")
         assert text.count(right) == 1
         path.write_text(text.replace(right, wrong), "utf-8")
