@@ -160,7 +160,7 @@ class Run:
             want, got = expected[layer].reshape(-1)[own], main.grad.reshape(-1).double()
             wrong = ~((got - want).abs() <= TOLERANCE * expected[layer].abs().max())
             factor = ((got * want).sum() / want.square().sum()).item()
-            report[layer] = {"wrong": int(wrong.sum()), "elements": got.numel(), "factor": round(factor, 3)}
+            report[layer] = {"wrong": int(wrong.sum()), "elements": got.numel(), "factor": round(factor, 2)}
         return report
 
     def scalers(self) -> list[list[float]]:
