@@ -66,7 +66,7 @@ def variant_tree(known: Catalog, release: str, variant: str, only: Sequence[str]
 
 
 def run_parent(
-    tree: Path, backend: str, fix_ids: Sequence[str], overlay: Sequence[str] = ()
+    tree: Path, backend: str, fix_ids: Sequence[str], overlay: Sequence[str] = (), *, briefly: bool = False
 ) -> Iterator[dict[str, Any]]:
     """Start the parent process over a tree and yield its results; ``not-runnable`` for those it died before.
 
@@ -75,10 +75,12 @@ def run_parent(
         backend: ``gloo`` or ``nccl``.
         fix_ids: Proofs to run, in order.
         overlay: Fixes, or ``all``, that the overlay puts in; it is off if empty, whatever this process's environment.
+        briefly: Stop each proof at its first case that is not clean.
     """
     # Started in an empty folder, since -m puts the working directory on the path: a megatron/ lying there must not be
     # what is proved (the parent checks that too).
     command = [sys.executable, "-W", "ignore", "-m", "megatron_fixes.proofs.parent", str(tree), backend, *fix_ids]
+    command += ["--briefly"] if briefly else []
     environment = with_this_package(os.environ)
     environment.update({config.FIXES: ",".join(overlay) or "none", config.STRICT: "0"})
     left = list(fix_ids)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process of one release and variant: imports Megatron once, then forks the ranks of each proof.
 
-Started as ``python -m megatron_fixes.proofs.parent TREE BACKEND FIX_ID…`` with the tree first on ``sys.path``.
-Prints one JSON object a line: a result a proof, as it is known. Importing costs seconds and a fork costs
+Started as ``python -m megatron_fixes.proofs.parent [--briefly] TREE BACKEND FIX_ID…``; the tree goes first on
+``sys.path``. Prints one JSON object a line: a result a proof, as it is known. Importing costs seconds and a fork costs
 milliseconds, and a case that wrecks its process group wrecks only its own ranks. An NCCL rank can't be forked once
 the import has touched CUDA; then it is a process of its own that imports for itself.
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from megatron_fixes.catalog.expectation import Outcome
     from megatron_fixes.proofs.proof import Backend, Case, Proof
     from megatron_fixes.proofs.ranks import Rank
+
+BRIEFLY = "--briefly"
 
 
 def prepare(tree: Path, backend: Backend) -> None:
@@ -158,7 +160,9 @@ def _devices() -> int:
     return torch.cuda.device_count()
 
 
-def run_proof(proof: Proof, backend: Backend, tree: Path, controls: dict[Case, dict[str, Any]]) -> dict[str, Any]:
+def run_proof(
+    proof: Proof, backend: Backend, tree: Path, controls: dict[Case, dict[str, Any]], *, briefly: bool = False
+) -> dict[str, Any]:
     """Run a proof's cases on one backend, one after the other; a control that another proof ran is not run again.
 
     Args:
@@ -166,6 +170,7 @@ def run_proof(proof: Proof, backend: Backend, tree: Path, controls: dict[Case, d
         backend: ``gloo`` or ``nccl``.
         tree: Where megatron is imported from.
         controls: Reports of the controls that ran over this tree in this process; added to.
+        briefly: Stop at the first case that is not clean.
     """
     needed = max((case.world_size for case in proof.on(backend)), default=0) if backend == "nccl" else 0
     if needed > (found := _devices()):
@@ -179,6 +184,8 @@ def run_proof(proof: Proof, backend: Backend, tree: Path, controls: dict[Case, d
             controls[case] = report
         outcomes[case.control].append(report["outcome"])
         evidence[case.name] = report
+        if briefly and report["outcome"] != "clean":
+            break
     if not evidence:
         evidence.update(reason=f"this proof has no case for {backend}", no_case=True)
     if (status := overlay.status()).on:
@@ -188,13 +195,15 @@ def run_proof(proof: Proof, backend: Backend, tree: Path, controls: dict[Case, d
 
 def main(arguments: list[str]) -> int:
     """Run the named proofs over a tree; print a JSON line each."""
-    tree, backend, fix_ids = Path(arguments[0]), arguments[1], arguments[2:]
+    briefly = BRIEFLY in arguments
+    tree, backend, *fix_ids = [argument for argument in arguments if argument != BRIEFLY]
     assert backend in ("gloo", "nccl")
-    prepare(tree, backend)  # type: ignore[arg-type]
+    prepare(Path(tree), backend)  # type: ignore[arg-type]
     controls: dict[Case, dict[str, Any]] = {}
     for fix_id in fix_ids:
         try:
-            result = run_proof(load(fix_id, tree), backend, tree, controls)  # type: ignore[arg-type]
+            proof = load(fix_id, Path(tree))
+            result = run_proof(proof, backend, Path(tree), controls, briefly=briefly)  # type: ignore[arg-type]
         except ImportError as error:
             reason = f"{type(error).__name__}: {error}"
             result = {"id": fix_id, "outcome": "not-runnable", "evidence": {"reason": reason}}
