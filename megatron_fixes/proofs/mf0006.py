@@ -91,13 +91,14 @@ def _train(rank: int, *, plan: Plan, shared: bool = False) -> dict[str, Any]:
     return _evidence(runs)
 
 
+QUIET: tuple[tuple[str, ...], ...] = ((),) * 5
 # Scale, growth count and hysteresis count of the dense and of the expert optimizer.
 DRIFTS = {
     "expert lower": ([SCALE, 2, 2], [SCALE / 4, 0, 0]),
     "dense lower": ([SCALE / 2, 1, 1], [SCALE * 2, 0, 2]),
     "counts differ": ([SCALE, 2, 1], [SCALE, 1, 2]),
 }
-EQUAL = {"equal": ([SCALE * 2, 2, 1], [SCALE * 2, 2, 1])}
+EQUAL = {"equal scales loaded": ([SCALE * 2, 2, 1], [SCALE * 2, 2, 1])}
 
 
 def _set(run: Run, states: Sequence[Sequence[float]]) -> None:
@@ -137,7 +138,7 @@ def _saved(run: Run, *, sharded: bool) -> Any:
 
 def _load(rank: int, *, plan: Plan, drifts: dict[str, Any], sharded: bool = False) -> dict[str, Any]:
     parallel_state.initialize_model_parallel(expert_model_parallel_size=plan.expert_parallel)
-    runs = {}
+    runs, bits = {}, {}
     for variation in _both(plan):
         for name, states in drifts.items():
             run = Run(variation, rank)
@@ -150,7 +151,8 @@ def _load(rank: int, *, plan: Plan, drifts: dict[str, Any], sharded: bool = Fals
             loaded = {"scalers": run.scalers(), "foretold": {"scaler": lowest}}
             steps = _take(run, foretell(variation, lowest, start=run.step_number))
             runs[f"{variation.name}, {name}"] = [loaded, *steps]
-    return _evidence(runs)
+            bits[f"{variation.name}, {name}"] = run.digest()
+    return _evidence(runs, bits=bits)
 
 
 def _interrupt(run: Run) -> None:
@@ -178,7 +180,7 @@ def _alone(rank: int, plan: Plan) -> tuple[Run, list[dict[str, Any]]]:
 
 
 CONTROL_PLANS = {
-    "no overflow": Plan(((),) * 5),
+    "no overflow": Plan(QUIET),
     "both overflow": Plan(((), LAYERS, (), ()), hysteresis=2),
     "constant scale": Plan(((), ("expert",), (), ("dense",), ()), constant=True),
     "bf16": Plan(((),) * 3, dtype=torch.bfloat16),
@@ -199,9 +201,9 @@ def _control(rank: int) -> dict[str, Any]:
         run, runs[f"{variation.name}, by itself"] = _alone(rank, variation)
         bits[f"{variation.name}, by itself"] = run.digest()
     parallel_state.destroy_model_parallel()
-    loaded = _load(rank, plan=Plan(((),) * 5, expert_parallel=2, hysteresis=2), drifts=EQUAL)
-    evidence = _evidence(runs, bits=bits)
-    return {**evidence, "steps": {**evidence["steps"], **loaded["steps"]}}
+    loaded = _load(rank, plan=Plan(QUIET, expert_parallel=2, hysteresis=2), drifts=EQUAL)
+    trained = _evidence(runs)
+    return {**trained, "steps": {**trained["steps"], **loaded["steps"]}, "bits": {**bits, **loaded["bits"]}}
 
 
 def _expected_norm(evidence: Sequence[dict[str, Any]], name: str) -> float:
@@ -244,7 +246,6 @@ def judge(evidence: Sequence[dict[str, Any]]) -> Judgement:
     return Judgement("defect", f"{faults} of {len(names)} steps wrong (scales apart in {scales}{wrong})")
 
 
-QUIET: tuple[tuple[str, ...], ...] = ((),) * 5
 PROOF = Proof(
     "MF0006",
     (
