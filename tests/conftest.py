@@ -51,3 +51,8 @@ def release_tree() -> Path:
     from megatron_fixes.proofs.releases import fetch
 
     return fetch("0.16.1", load_matrix(matrix_path()))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that ``tests/fixes/test_subsets.py`` explains."""
+    parser.addoption("--all-subsets", action="store_true", help="prove every closed subset of every series")
