@@ -389,6 +389,6 @@ PROOF = Proof(
         Case("errors", "gloo", 4, _errors, judge_steps),
         Case("control", "gloo", 4, _control, judge_steps, control=True),
         Case("sharded-tensors", "gloo", 2, _sharded_tensors, judge_steps, control=True),
-        Case("nccl-rounds", "nccl", 2, _nccl_rounds, judge_nccl_rounds, timeout_s=120.0 + 30.0 * NCCL_ROUNDS),
+        Case("nccl-rounds", "nccl", 2, _nccl_rounds, judge_nccl_rounds, timeout_s=max(120.0, 30.0 * NCCL_ROUNDS)),
     ),
 )
