@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from megatron_fixes.cli.main import main
+from megatron_fixes.overlay.tables import load_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 BUFFER = "megatron/core/distributed/param_and_grad_buffer.py"
 # All that find_target and the fixes look at; the rest of a release would only be copied.
-FILES = ("megatron/core/__init__.py", "megatron/core/package_info.py", BUFFER)
+FILES = ("megatron/core/__init__.py", "megatron/core/package_info.py", *load_tables().paths.values())
 
 
 def copy_files(release_tree: Path, to: Path) -> Path:
@@ -60,7 +61,7 @@ def tree(release_tree: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def buffer(tree: Path) -> Path:
-    """The one file that the fixes edit, in the copy."""
+    """The file that most fixes edit, in the copy."""
     return tree / BUFFER
 
 
