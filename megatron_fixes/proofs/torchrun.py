@@ -36,9 +36,9 @@ def main(arguments: list[str]) -> None:
     evidence = case.run(rank)
     # Through the store: a case may leave collectives behind that never end.
     store = dist.distributed_c10d._get_default_store()
-    store.set(f"seen/{rank}", json.dumps({"evidence": evidence, "in_force": list(overlay.status().in_force)}))
+    store.set(f"evidence/{rank}", json.dumps({"evidence": evidence, "in_force": list(overlay.status().in_force)}))
     if rank == 0:
-        gathered = [json.loads(store.get(f"seen/{peer}")) for peer in range(dist.get_world_size())]
+        gathered = [json.loads(store.get(f"evidence/{peer}")) for peer in range(dist.get_world_size())]
         judgement = case.judge([one["evidence"] for one in gathered])
         report = {"id": fix_id, "case": name, "outcome": judgement.outcome, "summary": judgement.summary}
         print(json.dumps({**report, "in_force": [one["in_force"] for one in gathered]}), flush=True)
