@@ -15,13 +15,21 @@ import click
 
 from megatron_fixes.cli import output
 from megatron_fixes.cli.options import as_typed, json_option, only_option
-from megatron_fixes.cli.scan import interruption, print_head, row_reason
+from megatron_fixes.cli.scan import (
+    from_other_patches,
+    interruption,
+    other_patches_sentence,
+    print_head,
+    renew,
+    row_reason,
+)
 from megatron_fixes.errors import RefusedError
 from megatron_fixes.patching.ids import require_fixes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from megatron_fixes.catalog import Catalog
     from megatron_fixes.patching.outcome import Recovery
     from megatron_fixes.patching.plan import Plan
     from megatron_fixes.patching.scan import Row
@@ -115,6 +123,26 @@ def _to_json(target: Target, plan: Plan, notes: Sequence[str], recovered: Recove
     }
 
 
+def _plan(target: Target, catalog: Catalog, only: Sequence[str], where: str) -> tuple[Plan, list[str]]:
+    """Plan; also return a note, or none, on fixes that came from other patches than this version's.
+
+    Raises:
+        RefusedError: As ``make_plan``; the hint tells of what is the likelier reason: another command that is at work
+            or was cut short, or other patches.
+    """
+    from megatron_fixes.patching.plan import make_plan
+
+    others = from_other_patches(target, catalog)
+    try:
+        return make_plan(target, catalog, only), [other_patches_sentence(others)] if others else []
+    except RefusedError as error:
+        if sentence := interruption(target):
+            error.hint = f"Repeat when no other megatron-fixes is at work ({sentence})."
+        elif others:
+            error.hint = f"{other_patches_sentence(others)}. Renew them: {renew(where)}"
+        raise
+
+
 def _write(target: Target, plan: Plan) -> tuple[Sequence[str], Recovery | None]:
     from megatron_fixes.patching.transaction import commit
 
@@ -161,7 +189,6 @@ def apply_command(target_path: str, only: tuple[str, ...], dry_run: bool, instal
     that has a patch for the tree's release. Refused as a whole if one of them has drifted or does not fit.
     """
     from megatron_fixes.catalog import load
-    from megatron_fixes.patching.plan import make_plan
     from megatron_fixes.patching.target import find_target
     from megatron_fixes.patching.transaction import recover
 
@@ -173,20 +200,20 @@ def apply_command(target_path: str, only: tuple[str, ...], dry_run: bool, instal
         _refuse_installed(target, where)
     if dry_run:
         notes = [sentence] if (sentence := interruption(target)) else []
-        plan = make_plan(target, catalog, only)
-        return _dry_run(target, plan, notes, as_json)
+        plan, others = _plan(target, catalog, only, where)
+        return _dry_run(target, plan, [*notes, *others], as_json)
     recovered = recover(target)
     if recovered is not None and not as_json:
         with output.telling(recovery_sentence(recovered)):
             output.say(recovery_sentence(recovered), "bold yellow")
-    plan = make_plan(target, catalog, only)
-    written: Sequence[str] = ()
+    plan, notes = _plan(target, catalog, only, where)
     if plan.changes:
         written, mended = _write(target, plan)
         recovered = recovered or mended
+        notes += written
     with output.telling(f"{', '.join(patch.fix_id for patch in plan.patches)} applied to {where}" * bool(plan.changes)):
         if as_json:
-            output.print_json(_to_json(target, plan, written, recovered, dry_run=False))
+            output.print_json(_to_json(target, plan, notes, recovered, dry_run=False))
         else:
-            _print_outcome(target, plan, written, where)
+            _print_outcome(target, plan, notes, where)
     return 0

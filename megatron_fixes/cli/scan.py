@@ -33,7 +33,9 @@ def row_reason(row: Row) -> str:
     return f"{row.finding.reason}; the patch does not fit: {row.misfit}" if row.misfit else row.finding.reason
 
 
-def to_json(target: Target, rows: Sequence[Row], matrix: Matrix, interrupted: str) -> dict[str, Any]:
+def to_json(
+    target: Target, rows: Sequence[Row], matrix: Matrix, interrupted: str, others: Sequence[str]
+) -> dict[str, Any]:
     """The findings as plain values."""
     fixes = [
         {
@@ -55,6 +57,7 @@ def to_json(target: Target, rows: Sequence[Row], matrix: Matrix, interrupted: st
         "release": target.release,
         "release_source": target.release_source or None,
         "interrupted": interrupted or None,
+        "from_other_patches": list(others),
         "fixes": fixes,
     }
 
@@ -103,6 +106,11 @@ def next_step(rows: Sequence[Row], catalog: Catalog, target: Target, where: str)
     return "megatron-fixes list"
 
 
+def renew(where: str) -> str:
+    """The command that puts this version's patches in place of another's."""
+    return f"megatron-fixes revert {where} && megatron-fixes apply {where}"
+
+
 def print_head(target: Target) -> None:
     """Print which tree it is, its release, and what named the release."""
     output.labelled("target", shown(target.root) + (" (installed)" if target.installed else ""), 9, wrap=False)
@@ -122,6 +130,28 @@ def interruption(target: Target) -> str:
         return ""
     way = "undo" if state.interrupted == "apply" else "complete"
     return f"interrupted: an earlier {state.interrupted} was cut short; the next apply or revert will {way} it"
+
+
+def from_other_patches(target: Target, catalog: Catalog) -> list[str]:
+    """Ids of fixes that the journal holds and whose patches this version does not have: another one applied them."""
+    from megatron_fixes.patching.transaction import read_state
+
+    try:
+        state = read_state(target)
+    except RefusedError:
+        return []
+    if state is None:
+        return []
+    ours = {(patch.fix_id, patch.sha256) for series in catalog.series.values() for patch in series.patches}
+    patched = {file.path for file in state.files if file.status == "patched"}
+    others = [fix for fix in state.fixes if (fix.id, fix.patch_sha256) not in ours]
+    return [fix.id for fix in others if patched.intersection(fix.files or patched)]
+
+
+def other_patches_sentence(others: Sequence[str]) -> str:
+    """What those fixes mean for the user; empty if there are none."""
+    what = f"{', '.join(others)} came from patches that this version of megatron-fixes does not have"
+    return f"{what}; revert takes them out all the same" if others else ""
 
 
 def _print(target: Target, rows: Sequence[Row], catalog: Catalog, where: str) -> None:
@@ -150,7 +180,11 @@ def _print(target: Target, rows: Sequence[Row], catalog: Catalog, where: str) ->
     output.say()
     if sentence := interruption(target):
         output.say(sentence, "bold yellow")
-    output.say(f"next: {next_step(rows, catalog, target, where)}")
+    if others := from_other_patches(target, catalog):
+        output.say(other_patches_sentence(others), "bold yellow")
+        output.say(f"next: {renew(where)}")
+    else:
+        output.say(f"next: {next_step(rows, catalog, target, where)}")
 
 
 @click.command("scan")
@@ -173,7 +207,8 @@ def scan_command(target: str | None, check: bool, as_json: bool) -> int:
         note_tree_here(found)
     rows = scan(found, catalog)
     if as_json:
-        output.print_json(to_json(found, rows, catalog.matrix, interruption(found)))
+        others = from_other_patches(found, catalog)
+        output.print_json(to_json(found, rows, catalog.matrix, interruption(found), others))
     else:
         _print(found, rows, catalog, as_typed(found, target))
     bad = any(row.finding.verdict in ("needed", "drifted") for row in rows)

@@ -15,10 +15,11 @@ from megatron_fixes.errors import RefusedError
 from megatron_fixes.patching.hunks import touched_paths
 from megatron_fixes.patching.ids import require_fixes
 from megatron_fixes.patching.journal import AppliedFix
-from megatron_fixes.patching.scan import Row, apply_all, read_files, scan
+from megatron_fixes.patching.scan import Row, apply_all, read_files, scan_files
+from megatron_fixes.patching.shell import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from megatron_fixes.catalog import Catalog
     from megatron_fixes.catalog.series import PatchFile
@@ -61,17 +62,31 @@ def make_plan(target: Target, catalog: Catalog, only: Sequence[str] = ()) -> Pla
 
     Raises:
         UsageError: An id that is not a known fix.
-        RefusedError: A fix has drifted, does not fit, or was asked for and has no patch for this release.
+        RefusedError: A fix has drifted, does not fit, or was asked for and has no patch for this release; or the
+            files changed while they were read.
     """
     require_fixes(catalog.matrix, only)
-    rows = {row.finding.fix_id: row for row in scan(target, catalog)}
+    files = read_files(target, catalog)
+    try:
+        return _plan(target, catalog, only, files)
+    except RefusedError as error:
+        if read_files(target, catalog) == files:
+            raise
+        raise RefusedError(
+            "got files that changed while they were read, expected them to stand still",
+            context=str(target.root),
+            hint="Repeat the command when nothing else, such as another megatron-fixes, writes to the target.",
+        ) from error
+
+
+def _plan(target: Target, catalog: Catalog, only: Sequence[str], files: Mapping[str, bytes]) -> Plan:
+    rows = {row.finding.fix_id: row for row in scan_files(files, catalog, target.release)}
     asked = {fix_id: row for fix_id, row in rows.items() if not only or fix_id in only}
-    _refuse(target, asked, named=bool(only))
+    _refuse(target, asked, _missing(catalog, asked, files), named=bool(only))
     fitting = {fix_id: row for fix_id, row in asked.items() if row.remedy == "patch"}
     gated = {} if only else {fix_id: row for fix_id, row in fitting.items() if is_gated(catalog, row)}
     chosen = [fix_id for fix_id in fitting if fix_id not in gated]
     patches = patches_for(catalog, rows, chosen)
-    files = read_files(target, catalog)
     after = apply_all(catalog, patches, files, target.release) if patches else {}
     return Plan(
         patches=tuple(patches),
@@ -108,7 +123,13 @@ def _line(catalog: Catalog, row: Row) -> str:
     return catalog.matrix.releases[row.finding.release].line
 
 
-def _refuse(target: Target, asked: dict[str, Row], *, named: bool) -> None:
+def _missing(catalog: Catalog, asked: Iterable[str], files: Mapping[str, bytes]) -> list[str]:
+    """The files that fixes asked for touch and the target has not."""
+    touched = {function.split("::")[0] for fix_id in asked for function in catalog.known.touches[fix_id]}
+    return sorted(touched.difference(files))
+
+
+def _refuse(target: Target, asked: Mapping[str, Row], absent: Sequence[str], *, named: bool) -> None:
     drifted = [row for row in asked.values() if row.finding.verdict == "drifted"]
     misfits = [row for row in asked.values() if row.remedy == "does-not-fit"]
     missing = [row for row in asked.values() if row.remedy == "none" and named]
@@ -121,6 +142,9 @@ def _refuse(target: Target, asked: dict[str, Row], *, named: bool) -> None:
     fitting = [fix_id for fix_id, row in asked.items() if row.remedy == "patch"]
     if fitting:
         hint = f"Apply only what fits: --only {','.join(fitting)}."
+    elif absent and target.git_dir is not None and (target.git_dir / "info" / "sparse-checkout").is_file():
+        folders = " ".join(quote(folder) for folder in sorted({path.rpartition("/")[0] for path in absent}))
+        hint = f"The checkout is sparse: git -C {quote(target.root)} sparse-checkout add {folders}"
     elif len(advice) == 1 and not drifted:
         hint = next(iter(advice))
     elif drifted or misfits:

@@ -1,26 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replaces one file so that a reader, or a kill at any moment, sees its old or its new bytes and nothing else.
 
-Order: temporary file beside the real one -> bytes -> owner, mode -> fsync -> rename over it -> fsync of the directory.
+Order: staged, that is a temporary file beside the real one -> bytes -> owner, mode, attributes -> fsync; then put in
+place, that is renamed over it -> fsync of the directory. What needs space is done when a file is staged.
 
 - A symbolic link is resolved and the file it names is replaced, not the link.
 - A hard link is not written through: the other names keep the old bytes (package caches share files this way).
-- The mode is kept, the owner where the system lets us. The modification time is new, and differs in whole seconds:
-  Python takes a ``.pyc`` for valid by size and whole seconds alone (Source: importlib, ``_validate_timestamp_pyc``).
+- The mode is kept; the owner, extended attributes and ACLs where the system lets us. The modification time is new, and
+  differs in whole seconds: Python takes a ``.pyc`` for valid by size and whole seconds alone (Source: importlib,
+  ``_validate_timestamp_pyc``; docs/decisions/0004).
 - A file or directory whose owner may not write it counts as read-only, for root as well.
 
-Not handled: extended attributes and ACLs, which are not carried over, and files that another process holds mapped.
+Not handled: files that another process holds mapped.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from pathlib import Path
 
 from megatron_fixes.errors import RefusedError
 from megatron_fixes.patching.shell import quote
+
+# What a file system or a user's rights may not allow for an attribute of another file.
+_NOT_OURS_TO_SET = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EINVAL, errno.ENODATA}
 
 
 def real_file(root: Path, path: str) -> Path:
@@ -72,16 +78,16 @@ def require_writable_directory(directory: Path) -> None:
         raise RefusedError("got a read-only directory, expected a writable one", context=str(directory), hint=hint)
 
 
-def replace_file(file: Path, content: bytes, temporary: Path) -> None:
-    """Put new bytes in place of a file's.
+def stage_file(file: Path, content: bytes, temporary: Path) -> None:
+    """Write a file's new bytes beside it, durably, with all that is kept of the old file.
 
     Args:
-        file: The real file, links resolved.
+        file: The real file, links resolved; only read.
         content: Its new bytes.
-        temporary: Name to write them under first, in the same directory; a leftover of that name is removed.
+        temporary: Name to write them under, in the same directory; a leftover of that name is removed.
 
     Raises:
-        OSError: The system refused. The file holds its old or its new bytes; the temporary may be left.
+        OSError: The system refused. The temporary may be left.
     """
     old = file.stat()
     remove_leftover(temporary)
@@ -93,13 +99,38 @@ def replace_file(file: Path, content: bytes, temporary: Path) -> None:
             with contextlib.suppress(PermissionError):
                 os.fchown(descriptor, old.st_uid, old.st_gid)
         os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+        _copy_attributes(file, descriptor)
         if int(made.st_mtime) == int(old.st_mtime):
             os.utime(descriptor, ns=(made.st_atime_ns, made.st_mtime_ns + 1_000_000_000))
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def put_in_place(file: Path, temporary: Path) -> None:
+    """Put what was staged in place of a file.
+
+    Raises:
+        OSError: The system refused. The file holds its old or its new bytes; the temporary may be left.
+    """
     os.replace(temporary, file)
     sync_directory(file.parent)
+
+
+def _copy_attributes(file: Path, descriptor: int) -> None:
+    """Copy extended attributes, ACLs among them; those that the system does not let us set are left out."""
+    if not hasattr(os, "listxattr"):
+        return
+    try:
+        for name in os.listxattr(file):
+            try:
+                os.setxattr(descriptor, name, os.getxattr(file, name))
+            except OSError as error:
+                if error.errno not in _NOT_OURS_TO_SET:
+                    raise
+    except OSError as error:
+        if error.errno not in _NOT_OURS_TO_SET:
+            raise
 
 
 def remove_leftover(temporary: Path) -> None:

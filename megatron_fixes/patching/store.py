@@ -109,6 +109,14 @@ class Store:
         """Replace the journal durably."""
         self._put(self.journal_file, encode(journal))
 
+    def prepare(self, journal: Journal) -> None:
+        """Write a journal durably beside the one in force, so that ``publish`` needs no space."""
+        self._write_new(self.journal_file, encode(journal))
+
+    def publish(self) -> None:
+        """Put the prepared journal in force, durably."""
+        self._swap_in(self.journal_file)
+
     def add(self, content: bytes) -> str:
         """Store bytes durably and return their name."""
         name = digest(content)
@@ -136,9 +144,9 @@ class Store:
     def drop_unused(self, journal: Journal) -> None:
         """Remove stored bytes that the journal does not name."""
         used = journal.digests()
-        for file in sorted(self._blobs.iterdir()) if self._blobs.is_dir() else []:
-            if file.name not in used:
-                with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            for file in sorted(self._blobs.iterdir()) if self._blobs.is_dir() else []:
+                if file.name not in used:
                     os.unlink(file)
 
     def forget(self) -> None:
@@ -196,6 +204,10 @@ class Store:
                 descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             except FileNotFoundError:  # the holder before us has just removed the directory
                 continue
+            except OSError:
+                with contextlib.suppress(OSError):  # made for nothing; not empty if it is not ours
+                    os.rmdir(self.directory)
+                raise
             if self._take(descriptor):
                 return descriptor
             os.close(descriptor)
@@ -224,19 +236,36 @@ class Store:
             self._put(ignore, b"*\n")
 
     def _put(self, file: Path, content: bytes) -> None:
-        new = file.with_name(file.name + ".new")
-        try:
+        self._write_new(file, content)
+        self._swap_in(file)
+
+    def _write_new(self, file: Path, content: bytes) -> None:
+        with _unwritten(file):
             file.parent.mkdir(exist_ok=True)
-            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(_new(file), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
             try:
                 write_all(descriptor, content)
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            os.replace(new, file)
+
+    def _swap_in(self, file: Path) -> None:
+        with _unwritten(file):
+            os.replace(_new(file), file)
             sync_directory(file.parent)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(new)
-            message = f"got '{error.strerror or error}' while writing the journal"
-            raise RefusedError(message, context=str(file), hint="See to the cause, then repeat.") from error
+
+
+def _new(file: Path) -> Path:
+    return file.with_name(file.name + ".new")
+
+
+@contextlib.contextmanager
+def _unwritten(file: Path) -> Iterator[None]:
+    """Turn a failure to write a file of the journal into a refusal, and leave no temporary."""
+    try:
+        yield
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(_new(file))
+        message = f"got '{error.strerror or error}' while writing the journal"
+        raise RefusedError(message, context=str(file), hint="See to the cause, then repeat.") from error

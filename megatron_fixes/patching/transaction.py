@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes changed files into a target, takes them back, and mends what a kill left half done.
 
-Order of an apply: lock -> check all files -> store old and new bytes -> journal with the pending transaction ->
-replace file by file -> journal settled -> unlock. A revert is the same with old and new swapped, and ends by
-removing the journal. So, killed anywhere:
+Order of an apply: lock -> check all files -> store old and new bytes -> journal with the pending transaction -> stage
+every file and the settled journal -> rename file by file, then the journal -> unlock. A revert is the same with old and
+new swapped, and ends by removing the journal. So, killed anywhere:
 
 - each file holds its old or its new bytes;
 - the journal tells which transaction was running, and the next command here undoes an apply or completes a revert.
 
-A file that holds neither is never overwritten: the request is refused, the file named, and nothing is changed. If
-writing fails (disk full, immutable file), the files already replaced get their bytes back before the error is raised.
+A file that holds neither is never overwritten: the request is refused, the file named, and nothing is changed. All that
+needs space is done before the first file is replaced, so a full disk changes none. If replacing fails half-way (no
+permission, a file that another process changed), the files already replaced get their bytes back before the error is
+raised.
 
 Not handled: several files changing as one atom for a reader that runs meanwhile; creating and deleting files.
 """
@@ -33,7 +35,14 @@ from megatron_fixes.patching.journal import (
 )
 from megatron_fixes.patching.outcome import Committed, EditedError, FileState, Recovery, Reverted, State, Status
 from megatron_fixes.patching.relative import escape_reason
-from megatron_fixes.patching.replace import read_file, real_file, remove_leftover, replace_file, require_writable
+from megatron_fixes.patching.replace import (
+    put_in_place,
+    read_file,
+    real_file,
+    remove_leftover,
+    require_writable,
+    stage_file,
+)
 from megatron_fixes.patching.shell import quote
 from megatron_fixes.patching.store import Store, digest
 from megatron_fixes.patching.target import Target, journal_dir
@@ -69,17 +78,16 @@ def commit(
         settled = (store.read() or Journal()).settled
         for path, (before, _) in changes.items():
             if read_file(files[path]) != before:
-                raise RefusedError(
-                    "got other bytes than a moment ago, expected an unchanged file",
-                    context=path,
-                    hint="Repeat the command when nothing else writes to the target.",
-                )
+                raise _changed_meanwhile(path)
         store.begin()
-        digests = {path: (store.add(before), store.add(after)) for path, (before, after) in changes.items()}
-        untouched = {record.path: _digest_now(target, record.path) for record in settled.files}
-        settles_to, notes = after_apply(settled, digests, fixes, release, untouched)
-        steps = _steps(digests)
-        _run(target, store, settled, Pending("apply", steps, settles_to))
+        try:
+            digests = {path: (store.add(before), store.add(after)) for path, (before, after) in changes.items()}
+            untouched = {record.path: _digest_now(target, record.path) for record in settled.files}
+            settles_to, notes = after_apply(settled, digests, fixes, release, untouched)
+            _run(target, store, settled, Pending("apply", _steps(digests), settles_to))
+        except BaseException:
+            _drop_unused(store)
+            raise
     return Committed(tuple(changes), tuple(fix.id for fix in settles_to.fixes), notes, recovered)
 
 
@@ -222,8 +230,16 @@ def _revert_steps(target: Target, store: Store, settled: Settled) -> tuple[Step,
     return _steps(digests)
 
 
+def _changed_meanwhile(path: str) -> RefusedError:
+    return RefusedError(
+        "got other bytes than a moment ago, expected an unchanged file",
+        context=path,
+        hint="Repeat the command when nothing else writes to the target.",
+    )
+
+
 def _run(target: Target, store: Store, settled: Settled, pending: Pending) -> None:
-    """Journal the transaction, replace the files, settle; on failure give the files their bytes back."""
+    """Journal the transaction, stage and replace the files, settle; on failure give the files their bytes back."""
     steps = pending.steps
     _writable_files(target, (step.path for step in steps))
     contents = {name: store.get(name) for step in steps for name in (step.before, step.after)}
@@ -232,35 +248,63 @@ def _run(target: Target, store: Store, settled: Settled, pending: Pending) -> No
         store.write(Journal(settled=settled, pending=pending))
         for step in steps:
             at = step.path
-            _replace(target, step, contents[step.after])
-        _settle(store, pending.settles_to)
+            file, temporary = _files(target, step)
+            stage_file(file, contents[step.after], temporary)
+        store.prepare(Journal(settled=pending.settles_to))
+        for step in steps:
+            at = step.path
+            _put_in_place(target, step, contents[step.before])
+        store.publish()
     except BaseException as error:
         try:
-            for step in steps:
-                _put_back(target, step, contents)
-            _settle(store, settled)
+            _put_back(target, steps, contents)
         except (OSError, RefusedError) as second:
             message = f"got '{error}' and then '{second}' while undoing: some files hold their new bytes"
             hint = "free the disk or make the files writable, then repeat: the journal knows what to mend"
             raise RefusedError(message, context=at, hint=hint) from error
+        with contextlib.suppress(OSError, RefusedError):  # else the next command finds nothing to undo and settles
+            _settle(store, settled)
         if isinstance(error, OSError):
             message = f"got '{error.strerror or error}' while writing; every file is as it was"
             raise RefusedError(message, context=at, hint="See to the cause, then repeat.") from error
         raise
+    _drop_unused(store)
+
+
+def _drop_unused(store: Store) -> None:
+    """Remove stored bytes that the journal does not name."""
+    with contextlib.suppress(RefusedError):
+        if (journal := store.read()) is not None:
+            store.drop_unused(journal)
+
+
+def _files(target: Target, step: Step) -> tuple[Path, Path]:
+    """Return a step's real file and its temporary."""
+    file = real_file(target.root, step.path)
+    return file, file.with_name(step.temporary)
+
+
+def _put_in_place(target: Target, step: Step, before: bytes) -> None:
+    file, temporary = _files(target, step)
+    if read_file(file) != before:
+        raise _changed_meanwhile(step.path)
+    put_in_place(file, temporary)
 
 
 def _replace(target: Target, step: Step, content: bytes) -> None:
-    file = real_file(target.root, step.path)
-    replace_file(file, content, file.with_name(step.temporary))
+    file, temporary = _files(target, step)
+    stage_file(file, content, temporary)
+    put_in_place(file, temporary)
 
 
-def _put_back(target: Target, step: Step, contents: Mapping[str, bytes]) -> None:
-    """Undo one step of this process; a file that it has not reached yet is left alone."""
-    file = real_file(target.root, step.path)
-    if read_file(file) == contents[step.after]:
-        _replace(target, step, contents[step.before])
-    with contextlib.suppress(OSError):
-        remove_leftover(file.with_name(step.temporary))
+def _put_back(target: Target, steps: Sequence[Step], contents: Mapping[str, bytes]) -> None:
+    """Undo the steps of this process; a file that it has not reached yet is left alone."""
+    for step in steps:  # first, since they take space
+        with contextlib.suppress(OSError):
+            remove_leftover(_files(target, step)[1])
+    for step in steps:
+        if read_file(_files(target, step)[0]) == contents[step.after]:
+            _replace(target, step, contents[step.before])
 
 
 def _settle(store: Store, settled: Settled) -> None:
@@ -296,14 +340,17 @@ def _recover(target: Target, store: Store) -> Recovery | None:
             hint=f"put one of the two versions kept in {store.path_of('')} into each of these files, then repeat",
         )
     _writable_files(target, (step.path for step, _ in todo))
-    for step, content in todo:
-        try:
+    at = ""
+    try:
+        for step in pending.steps:  # first, since they take space
+            at = step.path
+            remove_leftover(_files(target, step)[1])
+        for step, content in todo:
+            at = step.path
             _replace(target, step, content)
-        except OSError as error:
-            message = f"got '{error.strerror or error}' while mending an interrupted {pending.action}"
-            raise RefusedError(message, context=step.path, hint="See to the cause, then repeat.") from error
-    for step in pending.steps:
-        remove_leftover(real_file(target.root, step.path).with_name(step.temporary))
+    except OSError as error:
+        message = f"got '{error.strerror or error}' while mending an interrupted {pending.action}"
+        raise RefusedError(message, context=at, hint="See to the cause, then repeat.") from error
     _settle(store, journal.settled if undo else pending.settles_to)
     known = {fix.id for fix in journal.settled.fixes}
     fixes = [fix.id for fix in pending.settles_to.fixes if fix.id not in known] if undo else sorted(known)

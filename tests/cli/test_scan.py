@@ -28,7 +28,8 @@ def verdicts(done: Any) -> dict[str, tuple[str, str | None]]:
 def test_json_has_the_agreed_shape(cli: Cli, tree: Path) -> None:
     done = cli("scan", tree, "--json")
     assert (done.code, done.err) == (0, "")
-    assert list(done.json) == ["target", "release", "release_source", "interrupted", "fixes"]
+    assert list(done.json) == ["target", "release", "release_source", "interrupted", "from_other_patches", "fixes"]
+    assert done.json["from_other_patches"] == []
     assert done.json["interrupted"] is None
     assert (done.json["target"], done.json["release"]) == (str(tree), "0.16.1")
     assert done.json["release_source"] == "megatron/core/package_info.py"
@@ -135,7 +136,7 @@ def test_an_interrupted_apply_is_said_and_not_mended(cli: Cli, process: Cli, tre
         "import os, sys\n"
         "from megatron_fixes.cli.main import main\n"
         "from megatron_fixes.patching import transaction\n"
-        "transaction.replace_file = lambda *_: os._exit(9)\n"
+        "transaction.put_in_place = lambda *_: os._exit(9)\n"
         "main(sys.argv[1:])\n"
     )
     assert process("apply", tree, program=["-c", killed]).code == 9
