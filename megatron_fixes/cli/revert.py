@@ -95,15 +95,24 @@ def _revert(target: Target, catalog: Catalog, where: str) -> Reverted:
         raise
 
 
+def _half_in(rows: Iterable[Row], reverted: Reverted) -> list[str]:
+    """Sentences on fixes that an apply had put in and of which something may be left, in files that were edited."""
+    ours = {*reverted.fixes, *reverted.edited}
+    drifted = [row.finding for row in rows if row.finding.verdict == "drifted" and row.finding.fix_id in ours]
+    return [f"{found.fix_id} may be in the tree in part, look with `megatron-fixes scan`: {found.reason}"
+            for found in drifted]  # fmt: skip
+
+
 def _notes(target: Target, catalog: Catalog, reverted: Reverted) -> list[str]:
-    """Which fixes are in the tree all the same, why, and how to take them out.
+    """Which fixes are in the tree all the same, wholly or in part, why, and how to take them out.
 
     Raises:
         RefusedError: There are some, and there was no journal.
     """
     from megatron_fixes.patching.scan import scan
 
-    inside = patches_inside(scan(target, catalog), catalog)
+    rows = scan(target, catalog)
+    inside = patches_inside(rows, catalog)
     ids = ", ".join(patch.fix_id for patch in inside)
     command = git_apply(target, [patch.path for patch in inside], reverse=True)
     if reverted.nothing and inside:
@@ -113,7 +122,7 @@ def _notes(target: Target, catalog: Catalog, reverted: Reverted) -> list[str]:
             context=shown(target.root),
             hint=f"Take them out with: {command}",
         )
-    notes = []
+    notes = _half_in(rows, reverted)
     if reverted.forgotten:
         gone = ", ".join(reverted.forgotten)
         notes.append(f"{gone} out already, so only the journal was removed; no file was changed")

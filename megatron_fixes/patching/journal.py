@@ -7,7 +7,8 @@ States: *settled* (fixes and files as of the last finished transaction) and, whi
   are sha256 names of stored bytes.
 - A pending ``apply`` is undone (every file back to ``before``), a pending ``revert`` is completed (``after``).
 - Applying over a file that was edited since makes its present bytes the new original: they are what a revert
-  brings back, and the fixes that live in such files only are no longer ours to remove.
+  brings back. Fixes that live in such a file are no longer ours to remove, and stay whole: their other files, and
+  with them all fixes of those, are no longer ours to remove either. So no revert takes out half of a fix.
 - After a change of release (``git checkout``, ``pip install``), what an earlier apply left in files that are no
   longer as it left them is forgotten.
 - A journal of another schema, or one that breaks a rule, is refused and never guessed at.
@@ -136,8 +137,10 @@ def decode(data: bytes, file: Path) -> Journal:
     except msgspec.DecodeError as error:
         raise RefusedError(f"got a journal that can't be read ({error})", context=str(file), hint=hint) from None
     if schema != SCHEMA:
-        message = f"got a journal of schema {schema}, expected {SCHEMA}: another version of this tool wrote it"
-        raise RefusedError(message, context=str(file), hint="Use the version of megatron-fixes that wrote it.")
+        age, way = ("a newer", "Upgrade megatron-fixes, or revert") if schema > SCHEMA else ("an older", "Revert")
+        message = f"got a journal of schema {schema}, expected {SCHEMA}: {age} version of megatron-fixes wrote it"
+        hint = f"{way} with the version that wrote it, then apply with this one; nothing was changed."
+        raise RefusedError(message, context=str(file), hint=hint)
     try:
         journal = msgspec.json.decode(data, type=Journal)
     except msgspec.DecodeError as error:
@@ -215,16 +218,33 @@ def after_apply(
                 notes.append(f"{path} was edited after an earlier apply; revert will bring back its bytes of now")
         if original != after:
             records[path] = FileRecord(path, original, after)
+    for path in sorted(_bound_to(edited, settled) - given_up):
+        if settled.file(path) is None:
+            continue
+        given_up.add(path)
+        edited.add(path)
+        notes.append(f"{path} shares a fix with an edited file; revert will bring back its bytes of now")
+        del records[path]
+        if path in changes:
+            records[path] = FileRecord(path, *changes[path])
     if moved_on and given_up:
         notes.append(
             f"the tree was {settled.release} at an earlier apply and is {release}; revert knows the new bytes only"
         )
-    kept = {fix.id: fix for fix in settled.fixes if not _paths(fix, settled) <= given_up}
+    kept = {f.id: f for f in settled.fixes if not _paths(f, settled) <= given_up and not _paths(f, settled) & edited}
     left = {*settled.edited, *(fix.id for fix in settled.fixes if fix.id not in kept and _paths(fix, settled) & edited)}
     kept.update((fix.id, fix) for fix in fixes)
     files = tuple(records[path] for path in sorted(records))
     fixes_now = tuple(kept[name] for name in sorted(kept))
     return Settled(release, fixes_now, files, tuple(sorted(left - kept.keys()))), tuple(notes)
+
+
+def _bound_to(paths: set[str], settled: Settled) -> set[str]:
+    """Return the paths, and those that share a fix with one of them, directly or through others."""
+    found = set(paths)
+    for _ in settled.fixes:
+        found.update(*(_paths(fix, settled) for fix in settled.fixes if _paths(fix, settled) & found))
+    return found
 
 
 def _paths(fix: AppliedFix, settled: Settled) -> set[str]:

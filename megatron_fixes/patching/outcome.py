@@ -55,7 +55,8 @@ class Reverted:
         fixes: Ids of the fixes that were removed.
         recovered: An interrupted transaction that was mended first.
         edited: Ids of fixes that an earlier apply put into files which were edited, and applied to again, since: what
-            came back are the bytes of the edit, with whatever of these fixes they hold.
+            came back are the bytes of the edit, with whatever of these fixes they hold, and such a fix's other files
+            keep it.
         forgotten: Ids of fixes that were out already: only the journal was removed (``settle``).
     """
 

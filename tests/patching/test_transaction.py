@@ -319,7 +319,8 @@ def test_stored_bytes_that_are_gone_or_damaged_are_never_used(tree: Path, damage
 
 
 JOURNALS = {
-    "newer schema": (lambda text: text.replace('"schema": 1', '"schema": 2'), "another version"),
+    "newer schema": (lambda text: text.replace('"schema": 1', '"schema": 2'), "a newer version .*\n.*Upgrade"),
+    "older schema": (lambda text: text.replace('"schema": 1', '"schema": 0'), "an older version .*\n.*: Revert with"),
     "cut": (lambda text: text[:-20], "can't be read"),
     "empty": (lambda text: "", "can't be read"),
     "another thing": (lambda text: "[]", "can't be read"),
