@@ -58,6 +58,11 @@ def release_tag(git_dir: Path) -> str | None:
     return max(versions)[1] if versions else None
 
 
+def is_sparse(git_dir: Path | None) -> bool:
+    """Whether the work tree of a git directory is, or was, checked out in part."""
+    return git_dir is not None and (git_dir / "info" / "sparse-checkout").is_file()
+
+
 def tag_version(tag: str) -> Version | None:
     """Return the version that a ``core_v...`` tag names, or None if it names none."""
     if not tag.startswith(_TAG_PREFIX):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from megatron_fixes.errors import RefusedError
+from megatron_fixes.patching.gitfiles import is_sparse
 from megatron_fixes.patching.hunks import touched_paths
 from megatron_fixes.patching.ids import require_fixes
 from megatron_fixes.patching.journal import AppliedFix
@@ -142,7 +143,7 @@ def _refuse(target: Target, asked: Mapping[str, Row], absent: Sequence[str], *, 
     fitting = [fix_id for fix_id, row in asked.items() if row.remedy == "patch"]
     if fitting:
         hint = f"Apply only what fits: --only {','.join(fitting)}."
-    elif absent and target.git_dir is not None and (target.git_dir / "info" / "sparse-checkout").is_file():
+    elif absent and is_sparse(target.git_dir):
         folders = " ".join(quote(folder) for folder in sorted({path.rpartition("/")[0] for path in absent}))
         hint = f"The checkout is sparse: git -C {quote(target.root)} sparse-checkout add {folders}"
     elif len(advice) == 1 and not drifted:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_fixes.errors import UsageError
-from megatron_fixes.patching.gitfiles import git_directory
+from megatron_fixes.patching.gitfiles import git_directory, is_sparse
 from megatron_fixes.patching.release import dist_info, find_release
 from megatron_fixes.patching.shell import quote
 
@@ -135,12 +135,27 @@ def _given_root(path: Path) -> Path:
     for root in (resolved, *resolved.parents[:2]):
         inside = resolved.relative_to(root).parts
         if inside == ("megatron", "core")[: len(inside)] and holds_core(root):
-            return root
+            return _real_root(root)
+    other_way = "name the directory that holds megatron/core"
+    if is_sparse(git_directory(resolved)):
+        other_way += f"; if the checkout is sparse: git -C {quote(resolved)} sparse-checkout add megatron/core"
     raise UsageError(
         "got a directory without megatron/core, expected a Megatron-LM checkout, an unpacked tree or site-packages",
         context=str(path),
-        hint=_elsewhere(resolved) or "name the directory that holds megatron/core",
+        hint=_elsewhere(resolved) or other_way,
     )
+
+
+def _real_root(root: Path) -> Path:
+    """Return the root in which ``megatron/core`` really lies: ``megatron`` may be a link into another tree.
+
+    So a tree has one root, and one journal, whatever name it is given by. The root itself where what is linked to is
+    called otherwise.
+    """
+    root = root.resolve()
+    core = (root / "megatron" / "core").resolve()
+    real = core.parent.parent
+    return real if core.parts[-2:] == ("megatron", "core") and holds_core(real) else root
 
 
 def _elsewhere(path: Path, respelt: Iterable[Path] = ()) -> str:
@@ -180,9 +195,9 @@ def _importable_root(sys_path: Sequence[str] | None) -> Path:
     locations = _locations(spec)
     core = _locations(find("megatron.core", locations)) if locations else []
     if core:
-        root = Path(core[0]).resolve().parent.parent
+        root = Path(core[0]).parent.parent
         if holds_core(root):
-            return root
+            return _real_root(root)
         raise UsageError(
             "got an importable megatron.core without its sources, expected megatron/core/__init__.py",
             context=core[0],

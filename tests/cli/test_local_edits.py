@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``apply`` to files that were edited before: elsewhere, inside a function that a fix touches, or in their line ends.
+
+What happens to edits that are made after an apply is in ``test_revert_edited``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_fixes import catalog
+
+Cli = Callable[..., Any]
+BUFFER = "megatron/core/distributed/param_and_grad_buffer.py"
+PATCHES = [p for p in catalog.load().series["core_v0.16"].patches if "0.16.1" in p.header.applies_to]
+IDS = [patch.fix_id for patch in PATCHES]
+ABOVE = b"# Of this site\n" * 40
+BELOW = b"\n\ndef of_this_site():\n    return 1\n"
+DEFAULT_STREAM = b"torch.cuda.default_stream().wait_stream(self.communication_stream)"
+
+
+def test_edits_elsewhere_survive_apply_and_revert(cli: Cli, tree: Path, buffer: Path, contents: Any) -> None:
+    pristine = buffer.read_bytes()
+    assert cli("apply", tree).code == 0
+    patched = buffer.read_bytes()
+    assert cli("revert", tree).code == 0
+    middle = b"class _ParamAndGradBuffer"
+    assert pristine.count(middle) == 1
+
+    def with_edits(content: bytes) -> bytes:
+        return ABOVE + content.replace(middle, b"SITE = 1\n\n\n" + middle) + BELOW
+
+    buffer.write_bytes(with_edits(pristine))
+    before = contents(tree)
+    rows = {fix["id"]: (fix["verdict"], fix["remedy"]) for fix in cli("scan", tree, "--json").json["fixes"]}
+    assert rows == {fix_id: ("needed", "patch") for fix_id in IDS}
+    assert cli("apply", tree, "--json").json["applied"] == IDS
+    assert buffer.read_bytes() == with_edits(patched)
+    assert cli("revert", tree, "--json").json["reverted"] == IDS
+    assert contents(tree) == before
+
+
+def test_an_edit_inside_a_touched_function_is_shown_and_nothing_is_written(
+    cli: Cli, tree: Path, buffer: Path, contents: Any
+) -> None:
+    buffer.write_bytes(ABOVE + buffer.read_bytes().replace(DEFAULT_STREAM, b"of_this_site(self)"))
+    line = buffer.read_bytes()[: buffer.read_bytes().index(b"of_this_site(self)")].count(b"\n") + 1
+    before = contents(tree)
+    out = cli("scan", tree).out
+    assert " drifted:\n" in out and f"+ {line}: of_this_site(self)" in out
+    done = cli("apply", tree)
+    assert (done.code, done.out) == (1, "")
+    assert "nothing was changed: MF0001 drifted (" in done.err and "finish_grad_sync is not a known text" in done.err
+    assert contents(tree) == before
+
+
+def test_an_edit_in_a_hunks_context_does_not_fit_and_nothing_is_written(
+    cli: Cli, tree: Path, buffer: Path, contents: Any
+) -> None:
+    comment = b"# The RS/AR communication stream needs"
+    buffer.write_bytes(buffer.read_bytes().replace(comment, b"# Of this site"))
+    line = buffer.read_bytes()[: buffer.read_bytes().index(b"# Of this site")].count(b"\n") + 1
+    before = contents(tree)
+    done = cli("scan", tree, "--json")
+    misfit = next(fix for fix in done.json["fixes"] if fix["id"] == "MF0001")
+    assert (misfit["verdict"], misfit["remedy"]) == ("needed", "does-not-fit")
+    assert f"at line {line}" in misfit["misfit"]
+    done = cli("apply", tree)
+    assert (done.code, done.out) == (1, "")
+    assert "nothing was changed: MF0001 does not fit (" in done.err and f"at line {line}" in done.err
+    assert contents(tree) == before
+
+
+def test_crlf_in_a_touched_file_is_told_by_scan_and_as_lf_it_fits(
+    cli: Cli, tree: Path, buffer: Path, contents: Any
+) -> None:
+    pristine = buffer.read_bytes()
+    buffer.write_bytes(pristine.replace(b"\n", b"\r\n"))
+    done = cli("scan", tree)
+    assert "does-not-fit" in done.out and "convert the file to LF" in done.out
+    buffer.write_bytes(buffer.read_bytes().replace(b"\r\n", b"\n"))
+    assert cli("apply", tree).code == 0
+    assert cli("revert", tree).code == 0
+    assert buffer.read_bytes() == pristine
+
+
+@pytest.mark.parametrize("path", ["megatron/core/package_info.py", "megatron/core/__init__.py"])
+def test_crlf_in_other_files_is_nobodys_business(cli: Cli, tree: Path, contents: Any, path: str) -> None:
+    (tree / path).write_bytes((tree / path).read_bytes().replace(b"\n", b"\r\n"))
+    before = contents(tree)
+    done = cli("apply", tree, "--json")
+    assert (done.code, done.json["release"], done.json["applied"]) == (0, "0.16.1", IDS)
+    assert cli("revert", tree).code == 0
+    assert contents(tree) == before
+
+
+def test_a_file_that_became_crlf_after_an_apply_is_not_overwritten(
+    cli: Cli, tree: Path, buffer: Path, contents: Any
+) -> None:
+    assert cli("apply", tree).code == 0
+    buffer.write_bytes(buffer.read_bytes().replace(b"\n", b"\r\n"))
+    before = contents(tree)
+    done = cli("revert", tree)
+    assert done.code == 1 and BUFFER in done.err and "  hint: " in done.err
+    assert contents(tree) == before
