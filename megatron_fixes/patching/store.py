@@ -188,7 +188,8 @@ class Store:
                 self._hide()
                 yield
             finally:
-                self._clear()
+                with contextlib.suppress(OSError):  # what is left says nothing, and the next command clears it
+                    self._clear()
         finally:
             os.close(descriptor)
 
