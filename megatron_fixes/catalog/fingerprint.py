@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
 _IGNORED_FIELDS = {"ctx", "kind", "type_comment"}
 _BODIES = {"body", "orelse", "finalbody", "handlers", "cases"}
@@ -97,11 +97,12 @@ def _definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
             yield from _definitions(child, prefix)
 
 
-def functions(source: str | bytes) -> dict[str, list[FunctionPrint]]:
-    """Fingerprint every function and method of a module; functions inside functions belong to the outer one.
+def functions(source: str | bytes, only: Container[str] | None = None) -> dict[str, list[FunctionPrint]]:
+    """Fingerprint functions and methods of a module; functions inside functions belong to the outer one.
 
     Args:
         source: The module's text.
+        only: Qualified names of those that are wanted; None for all.
 
     Returns:
         Qualified name to its definitions in order of text; more than one where the text defines it more than once.
@@ -112,6 +113,8 @@ def functions(source: str | bytes) -> dict[str, list[FunctionPrint]]:
     """
     found: dict[str, list[FunctionPrint]] = {}
     for qualname, node in _definitions(ast.parse(source), ""):
+        if only is not None and qualname not in only:
+            continue
         line = getattr(node, "lineno", 0)
         found.setdefault(qualname, []).append(
             FunctionPrint(qualname, _hash(_dump(node), 16), line, tuple(_statements(node)))

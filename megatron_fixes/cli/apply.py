@@ -192,7 +192,7 @@ def apply_command(target_path: str, only: tuple[str, ...], dry_run: bool, instal
     from megatron_fixes.patching.target import find_target
     from megatron_fixes.patching.transaction import recover
 
-    catalog = load()
+    catalog = load(compiled=True)
     require_fixes(catalog.matrix, only)
     target = find_target(target_path)
     where = as_typed(target, target_path)

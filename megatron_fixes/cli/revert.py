@@ -186,7 +186,7 @@ def revert_command(target_path: str, as_json: bool) -> int:
     from megatron_fixes.catalog import load
     from megatron_fixes.patching.target import find_target
 
-    catalog = load()
+    catalog = load(compiled=True)
     target = find_target(target_path)
     where = as_typed(target, target_path)
     reverted = _revert(target, catalog, where)

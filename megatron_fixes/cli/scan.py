@@ -201,7 +201,7 @@ def scan_command(target: str | None, check: bool, as_json: bool) -> int:
     from megatron_fixes.patching.scan import scan
     from megatron_fixes.patching.target import find_target
 
-    catalog = load()
+    catalog = load(compiled=True)
     found = find_target(target)
     if target is None:
         note_tree_here(found)

@@ -4,10 +4,14 @@
 The verdict comes from ``catalog.verdict``. For ``needed`` the remedy is found by applying the patch (with what
 it requires and the target lacks) in memory: ``patch`` if it fits and the touched functions come out as known
 texts with the fix in them, ``does-not-fit`` if not, ``none`` if there is no patch for that release yet.
+
+The work grows with the touched files and functions, not with the fixes times the files: all patches are tried together
+first, and one by one only if they don't all fit; a text is parsed once, and only touched functions are fingerprinted.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -17,7 +21,7 @@ from megatron_fixes.errors import DoesNotFitError, UsageError
 from megatron_fixes.patching.hunks import apply_patch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from megatron_fixes.catalog import Catalog
     from megatron_fixes.catalog.fingerprint import FunctionPrint
@@ -64,21 +68,26 @@ def read_files(target: Target, catalog: Catalog) -> dict[str, bytes]:
     return files
 
 
+@functools.lru_cache(maxsize=64)
+def _prints(content: bytes, qualnames: frozenset[str]) -> Mapping[str, list[FunctionPrint]]:
+    return functions(content, qualnames)
+
+
 def look(names: Iterable[str], files: Mapping[str, bytes]) -> dict[str, Seen]:
     """Fingerprint named functions (``path::qualname``) as they are in some files."""
-    wanted: dict[str, list[str]] = {}
+    wanted: dict[str, set[str]] = {}
     for name in names:
-        wanted.setdefault(name.split("::")[0], []).append(name)
+        wanted.setdefault(name.split("::")[0], set()).add(name)
     seen: dict[str, Seen] = {}
     for path, inside in wanted.items():
         problem = ""
-        found: dict[str, list[FunctionPrint]] = {}
+        found: Mapping[str, list[FunctionPrint]] = {}
         source: tuple[str, ...] = ()
         if path not in files:
             problem = f"{path} not found"
         else:
             try:
-                found = functions(files[path])
+                found = _prints(files[path], frozenset(name.split("::")[1] for name in inside))
                 source = tuple(files[path].decode("utf-8", "replace").splitlines())
             except (SyntaxError, ValueError) as error:
                 problem = f"{path} is not Python that this interpreter reads ({error})"
@@ -87,14 +96,21 @@ def look(names: Iterable[str], files: Mapping[str, bytes]) -> dict[str, Seen]:
     return seen
 
 
-def verdicts(catalog: Catalog, files: Mapping[str, bytes], claimed: str | None) -> dict[str, Finding]:
-    """What each fix is to some files of a target."""
-    seen = look({name for names in catalog.known.touches.values() for name in names}, files)
-    return {fix_id: judge(fix_id, fix, catalog.known, seen, claimed) for fix_id, fix in catalog.matrix.fixes.items()}
+def verdicts(
+    catalog: Catalog, files: Mapping[str, bytes], claimed: str | None, only: Iterable[str] | None = None
+) -> dict[str, Finding]:
+    """What each fix, or each that is named, is to some files of a target."""
+    fixes = catalog.matrix.fixes
+    named = list(fixes if only is None else only)
+    # All functions of a file are looked at together, so that its text is parsed once whatever is asked first.
+    paths = {name.split("::")[0] for fix_id in named for name in catalog.known.touches[fix_id]}
+    touched = {name for names in catalog.known.touches.values() for name in names}
+    seen = look({name for name in touched if name.split("::")[0] in paths}, files)
+    return {fix_id: judge(fix_id, fixes[fix_id], catalog.known, seen, claimed) for fix_id in named}
 
 
 def apply_all(
-    catalog: Catalog, patches: Iterable[PatchFile], files: Mapping[str, bytes], claimed: str | None
+    catalog: Catalog, patches: Sequence[PatchFile], files: Mapping[str, bytes], claimed: str | None
 ) -> dict[str, bytes]:
     """Apply patches in memory, in order, and check what came out.
 
@@ -107,7 +123,7 @@ def apply_all(
     changed: dict[str, bytes] = {}
     for patch in patches:
         changed.update(apply_patch(patch.text, {**files, **changed}, source=patch.name))
-    after = verdicts(catalog, {**files, **changed}, claimed)
+    after = verdicts(catalog, {**files, **changed}, claimed, [patch.fix_id for patch in patches])
     for patch in patches:
         finding = after[patch.fix_id]
         if finding.verdict != "applied":
@@ -131,22 +147,46 @@ def scan(target: Target, catalog: Catalog) -> list[Row]:
 def scan_files(files: Mapping[str, bytes], catalog: Catalog, claimed: str | None) -> list[Row]:
     """What every known fix is to some files of a target that claims to be a release, in order of number."""
     findings = verdicts(catalog, files, claimed)
-    return [_remedied(findings, fix_id, catalog, files, claimed) for fix_id in sorted(findings)]
+    rows: dict[str, Row] = {}
+    with_patch: dict[str, list[str]] = {}
+    for fix_id, finding in findings.items():
+        if finding.verdict != "needed" or finding.release is None:
+            rows[fix_id] = Row(finding)
+        elif catalog.patch(fix_id, finding.release) is None:
+            rows[fix_id] = Row(finding, "none")
+        else:
+            with_patch.setdefault(catalog.matrix.releases[finding.release].line, []).append(fix_id)
+    for line, fix_ids in with_patch.items():
+        rows.update(_tried(findings, line, fix_ids, catalog, files, claimed))
+    return [rows[fix_id] for fix_id in sorted(rows)]
 
 
-def _remedied(
-    findings: Mapping[str, Finding], fix_id: str, catalog: Catalog, files: Mapping[str, bytes], claimed: str | None
-) -> Row:
-    finding = findings[fix_id]
-    if finding.verdict != "needed" or finding.release is None:
-        return Row(finding)
-    patch = catalog.patch(fix_id, finding.release)
-    if patch is None:
-        return Row(finding, "none")
-    series = catalog.series[catalog.matrix.releases[finding.release].line]
-    missing = [p for p in series.closure([fix_id]) if findings[p.fix_id].verdict != "applied"]
-    try:
-        apply_all(catalog, missing, files, claimed)
-    except DoesNotFitError as error:
-        return Row(finding, "does-not-fit", f"{error.context}: {error.message}", error.hint)
-    return Row(finding, "patch")
+def _tried(
+    findings: Mapping[str, Finding],
+    line: str,
+    fix_ids: Sequence[str],
+    catalog: Catalog,
+    files: Mapping[str, bytes],
+    claimed: str | None,
+) -> dict[str, Row]:
+    """Try the patches of needed fixes in memory: together, and one by one if they don't all fit."""
+
+    def misfit(wanted: Sequence[str]) -> DoesNotFitError | None:
+        missing = [p for p in catalog.series[line].closure(wanted) if findings[p.fix_id].verdict != "applied"]
+        try:
+            apply_all(catalog, missing, files, claimed)
+        except DoesNotFitError as error:
+            return error
+        return None
+
+    if misfit(fix_ids) is None:
+        return {fix_id: Row(findings[fix_id], "patch") for fix_id in fix_ids}
+    rows = {}
+    for fix_id in fix_ids:
+        error = misfit([fix_id])
+        rows[fix_id] = (
+            Row(findings[fix_id], "patch")
+            if error is None
+            else Row(findings[fix_id], "does-not-fit", f"{error.context}: {error.message}", error.hint)
+        )
+    return rows

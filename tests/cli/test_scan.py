@@ -13,6 +13,8 @@ from megatron_fixes import catalog
 from megatron_fixes.catalog.verdict import Difference
 from megatron_fixes.cli.scan import MAX_DIFFERENCE_LINES, difference_lines
 
+from .. import synthetic
+
 Cli = Callable[..., Any]
 BUFFER = "megatron/core/distributed/param_and_grad_buffer.py"
 CATALOG = catalog.load()
@@ -149,6 +151,32 @@ def test_an_interrupted_apply_is_said_and_not_mended(cli: Cli, process: Cli, tre
     done = cli("apply", tree)
     assert done.code == 0 and "mended: an interrupted apply was undone" in done.out
     assert cli("scan", tree, "--check").code == 0
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_each_touched_file_is_parsed_as_it_is_and_as_it_would_be_however_many_fixes_there_are(
+    cli: Cli, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, applied: bool
+) -> None:
+    from megatron_fixes.patching import scan
+
+    synthetic.use(synthetic.build(tmp_path / "distribution"), monkeypatch)
+    small = synthetic.write_tree(tmp_path / "small")
+    if applied:
+        assert cli("apply", small).code == 0
+    parsed: list[bytes] = []
+    real = scan.functions
+
+    def count(content: bytes, only: frozenset[str]) -> Any:
+        assert len(only) == 2  # of the three in each file
+        parsed.append(content)
+        return real(content, only)
+
+    monkeypatch.setattr(scan, "functions", count)
+    scan._prints.cache_clear()
+    assert cli("scan", small).code == 0
+    as_it_is, patched = synthetic.patched(), synthetic.patched(*synthetic.IDS)
+    texts = [*patched.values()] if applied else [*as_it_is.values(), *patched.values()]
+    assert sorted(parsed) == sorted(texts)
 
 
 def test_differences_are_cut_at_the_limit() -> None:
