@@ -13,25 +13,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import random
-import shutil
 import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
-import time
-import venv
-from datetime import datetime, timezone
 from pathlib import Path
+
+from measuring import environment_with_wheel, interleaved, median_ms, place, quiet_environment, timed
 
 from megatron_fixes.catalog.data import matrix_path
 from megatron_fixes.catalog.matrix import load_matrix
 from megatron_fixes.proofs.releases import fetch
 
-ROOT = Path(__file__).resolve().parent.parent
 IMPORT = """
 import json, time, warnings
 warnings.simplefilter("ignore")
@@ -46,26 +39,9 @@ print(json.dumps({"seconds": took, "in_force": status.in_force, "cache": status.
 """
 
 
-def environment_with_wheel(folder: Path) -> tuple[Path, Path]:
-    """A virtual environment with the wheel, and this environment's packages within reach; its python and its .pth."""
-    build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
-    tree = folder / "tree"
-    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "build", "dist", "__pycache__", "*.egg-info"))
-    (folder / "wheel").mkdir()
-    subprocess.run([sys.executable, "-c", build, folder / "wheel"], cwd=tree, check=True, capture_output=True)
-    (wheel,) = (folder / "wheel").iterdir()
-    venv.create(folder / "venv", symlinks=True)
-    python = folder / "venv" / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel]
-    subprocess.run(pip, check=True, capture_output=True)
-    (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
-    (site / "base.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return python, site / "megatron-fixes.pth"
-
-
 def timed_import(python: Path, tree: Path, cache: Path, *, on: bool) -> float:
     """Seconds that the import of megatron.core.distributed takes in a fresh process."""
-    environment = {**os.environ, "PYTHONPATH": str(tree), "MEGATRON_FIXES_CACHE": str(cache)}
+    environment = {**quiet_environment(), "PYTHONPATH": str(tree), "MEGATRON_FIXES_CACHE": str(cache)}
     environment["MEGATRON_FIXES"] = "all" if on else ""
     done = subprocess.run([python, "-c", IMPORT], env=environment, capture_output=True, text=True, check=True)
     report = json.loads(done.stdout.splitlines()[-1])
@@ -74,19 +50,10 @@ def timed_import(python: Path, tree: Path, cache: Path, *, on: bool) -> float:
     return float(report["seconds"])
 
 
-def timed_start(python: Path) -> float:
-    """Seconds that an interpreter takes which does nothing, with the overlay off."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MEGATRON_FIXES")}
-    began = time.perf_counter()
-    subprocess.run([python, "-c", "pass"], env=environment, check=True)
-    return time.perf_counter() - began
-
-
 def row(name: str, times: list[float], against: list[float]) -> str:
     """One line of the table, in milliseconds: median, and the median of the differences round by round."""
-    median = statistics.median(times) * 1e3
     extra = statistics.median(a - b for a, b in zip(times, against, strict=True)) * 1e3
-    return f"| {name} | {median:.1f} | {extra:+.2f} |"
+    return f"| {name} | {median_ms(times):.1f} | {extra:+.2f} |"
 
 
 def main() -> int:
@@ -100,24 +67,33 @@ def main() -> int:
         folder = Path(scratch)
         python, pth = environment_with_wheel(folder)
         warm = folder / "warm"
-        imports: dict[str, list[float]] = {"plain": [], "overlay, warm": [], "overlay, cold": []}
-        starts: dict[str, list[float]] = {"without the .pth": [], "with the .pth, off": []}
-        for number in range(options.rounds + 1):
-            caches = {"plain": warm, "overlay, warm": warm, "overlay, cold": folder / f"cold{number}"}
-            for name in random.sample(list(caches), len(caches)):
-                seconds = timed_import(python, tree, caches[name], on=name != "plain")
-                if number:
-                    imports[name].append(seconds)
-            print(f"round {number} of {options.rounds}", file=sys.stderr)
+        imports = interleaved(
+            {
+                "plain": lambda _: timed_import(python, tree, warm, on=False),
+                "overlay, warm": lambda _: timed_import(python, tree, warm, on=True),
+                "overlay, cold": lambda number: timed_import(python, tree, folder / f"cold{number}", on=True),
+            },
+            options.rounds,
+        )
         aside = pth.with_suffix(".aside")
-        for _ in range(options.rounds * 10):
+
+        def without_pth(_: int) -> float:
             pth.rename(aside)
-            starts["without the .pth"].append(timed_start(python))
-            aside.rename(pth)
-            starts["with the .pth, off"].append(timed_start(python))
-    today = datetime.now(timezone.utc).strftime("%Y-%m-%d")
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    print(f"\nmegatron-core {options.release}; {machine}; {today}; {options.rounds} rounds\n")
+            try:
+                return timed([python, "-c", "pass"], quiet_environment())
+            finally:
+                aside.rename(pth)
+
+        starts = interleaved(
+            {
+                "without the .pth": without_pth,
+                "with the .pth, off": lambda _: timed([python, "-c", "pass"], quiet_environment()),
+            },
+            options.rounds * 10,
+            said=False,
+        )
+    here = place()
+    print(f"\nmegatron-core {options.release}; {', '.join(here.values())}; {options.rounds} rounds\n")
     print("| import of megatron.core.distributed | ms, median | more than plain |\n|---|---|---|")
     for name, times in imports.items():
         print(row(name, times, imports["plain"]))
