@@ -61,8 +61,8 @@ def require_writable(file: Path) -> None:
     if not stat.S_ISREG(mode):
         raise RefusedError("got something that is no regular file, expected one", context=str(file))
     if not mode & stat.S_IWUSR or not os.access(file, os.W_OK):
-        hint = f"make it writable first: chmod u+w {quote(file)}"
-        raise RefusedError("got a read-only file, expected a writable one", context=str(file), hint=hint)
+        message = "got a read-only file, expected a writable one"
+        raise RefusedError(message, context=str(file), hint=_make_writable(file, mode))
     require_writable_directory(file.parent)
 
 
@@ -72,10 +72,19 @@ def require_writable_directory(directory: Path) -> None:
     Raises:
         RefusedError: It is absent, read-only, or no directory. Nothing was changed.
     """
-    writable = directory.is_dir() and directory.stat().st_mode & stat.S_IWUSR
-    if not writable or not os.access(directory, os.W_OK | os.X_OK):
-        hint = f"make it writable first: chmod u+w {quote(directory)}"
-        raise RefusedError("got a read-only directory, expected a writable one", context=str(directory), hint=hint)
+    mode = directory.stat().st_mode if directory.is_dir() else 0
+    if not mode & stat.S_IWUSR or not os.access(directory, os.W_OK | os.X_OK):
+        message = "got a read-only directory, expected a writable one"
+        raise RefusedError(message, context=str(directory), hint=_make_writable(directory, mode))
+
+
+def _make_writable(path: Path, mode: int) -> str:
+    """What to do about a path that can't be written; the mode may say that it can."""
+    if mode & stat.S_IWUSR:
+        return (
+            f"see whose it is, whether it is immutable, and how it is mounted: ls -ld {quote(path)}; lsattr -d; mount"
+        )
+    return f"make it writable first: chmod u+w {quote(path)}"
 
 
 def stage_file(file: Path, content: bytes, temporary: Path) -> None:

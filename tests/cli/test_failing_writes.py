@@ -116,7 +116,20 @@ def test_every_failing_write_leaves_every_file_as_it_was(
     assert refused > 10
 
 
-# A full disk
+# Mounts: a full disk, files that are mounted by themselves
+
+
+def with_own_mounts(distribution: Path, program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a program that may mount, where nobody else sees it; it has to end with 0."""
+    alone = ["unshare", "--user", "--map-root-user", "--mount"]
+    if shutil.which("unshare") is None or subprocess.run([*alone, "true"], timeout=60, capture_output=True).returncode:
+        pytest.skip("this system lets nobody mount a file system of his own")
+    environment = {**os.environ, "PYTHONPATH": str(distribution), "PYTHONDONTWRITEBYTECODE": "1"}
+    words = [*alone, sys.executable, "-c", program, *map(str, arguments)]
+    done = subprocess.run(words, env=environment, cwd=distribution, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done
+
 
 FILL = """
 import os, subprocess, sys
@@ -155,17 +168,44 @@ assert not (tree / ".megatron-fixes").exists()
 def test_a_disk_with_any_number_of_pages_left_is_refused_or_enough(
     command: str, distribution: Path, tmp_path: Path
 ) -> None:
-    alone = ["unshare", "--user", "--map-root-user", "--mount"]
-    if shutil.which("unshare") is None or subprocess.run([*alone, "true"], timeout=60, capture_output=True).returncode:
-        pytest.skip("this system lets nobody mount a file system of his own")
     (tmp_path / "disk").mkdir()
     tree = synthetic.write_tree(tmp_path / "tree")
-    environment = {**os.environ, "PYTHONPATH": str(distribution), "PYTHONDONTWRITEBYTECODE": "1"}
-    words = [*alone, sys.executable, "-c", FILL, tmp_path / "disk", command, tree, FIRST, SECOND]
-    done = subprocess.run(words, env=environment, cwd=distribution, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    done = with_own_mounts(distribution, FILL, tmp_path / "disk", command, tree, FIRST, SECOND)
     needed = int(done.stdout.split("done with ")[1].split()[0])
     assert done.stderr.count("No space left on device") == needed > 2
+
+
+MOUNT = """
+import subprocess, sys
+from megatron_fixes.cli.main import main
+
+tree, path, options = sys.argv[1:]
+subprocess.run(["mount", "--bind", path, path], check=True)
+if options:
+    subprocess.run(["mount", "-o", "remount,bind," + options, path], check=True)
+assert main(["apply", tree]) == 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "said"),
+    [
+        (SECOND, "", "got 'Device or resource busy' while writing; every file is as it was"),
+        (SECOND, "ro", "got a read-only file"),
+        ("megatron/core", "ro", "got a read-only file"),
+        (".", "ro", "got a read-only file"),
+    ],
+)
+def test_what_is_mounted_by_itself_is_refused_and_nothing_changes(
+    distribution: Path, tmp_path: Path, contents: Any, path: str, options: str, said: str
+) -> None:
+    """A file of a container that is mounted from outside may be written, but not be replaced."""
+    tree = synthetic.write_tree(tmp_path / "tree")
+    before = contents(tree)
+    done = with_own_mounts(distribution, MOUNT, tree, tree / path, options)
+    assert said in done.stderr and ("how it is mounted" in done.stderr) == bool(options)
+    assert contents(tree) == before
+    assert not list(tree.rglob("*-new"))
 
 
 # Permission that ends half-way
