@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets Megatron-LM's DistributedDataParallel and pipeline schedules run on CPU tensors with gloo.
+"""Lets Megatron-LM's DistributedDataParallel, pipeline schedules and optimizers run on CPU tensors with gloo.
 
 A double for the part of ``torch.cuda`` that Megatron touches on these paths, installed only in processes that
 the proof harness started for the gloo backend. It changes where tensors live and which stream is current;
