@@ -5,6 +5,7 @@
 # Variables, for the command line:
 #   PYTHON   interpreter to build .venv with (default: the first usable of python3.11, 3.12, 3.13, 3.10, python3)
 #   TORCH    what pip installs as torch (default torch==2.13.0); empty: install none, and leave its tests out
+#   WORKERS  processes that the tests are spread over (default: one a core)
 #   ARGS     more arguments for pytest, e.g. make pytest ARGS="tests/catalog -k header"
 #   BIN      folder of an environment that is ready made; nothing is installed then
 
@@ -18,6 +19,7 @@ VENV ?= .venv
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
   "$$p" -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { command -v "$$p"; break; }; done)
 TORCH ?= torch==2.13.0
+WORKERS ?= auto
 ARGS ?=
 , := ,
 DEMO_RELEASE ?= 0.16.1
@@ -51,7 +53,7 @@ pytest: $(READY) ## the tests alone; ARGS="…" is passed on
 	if ! $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)'; then \
 	  echo "torch is not installed: leaving out $(NEEDS_TORCH)"; ignore=($(NEEDS_TORCH:%=--ignore=%)); \
 	fi; \
-	$(BIN)/python -m pytest "$${ignore[@]}" --durations=10 --durations-min=1 $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup "$${ignore[@]}" --durations=10 --durations-min=1 $(ARGS)
 
 ruff: $(READY)
 	@echo "== ruff check"

@@ -88,3 +88,11 @@ def prove(session: nox.Session, release: str) -> None:
     install_torch(session)
     session.install("--editable", ".[prove]")
     session.run("megatron-fixes", "prove", "--release", release, *session.posargs)
+
+
+@nox.session(python=TORCH_PYTHON)
+def subsets(session: nox.Session) -> None:
+    """Every closed subset of every series: what is in it is mended, and nothing else is. Takes long; CI tries a part."""
+    install_torch(session)
+    session.install("--editable", ".[test,prove]")
+    session.run("pytest", "tests/fixes/test_subsets.py", "--all-subsets", "--numprocesses=auto", *session.posargs)
