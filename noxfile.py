@@ -92,7 +92,7 @@ def prove(session: nox.Session, release: str) -> None:
 
 @nox.session(python=TORCH_PYTHON)
 def subsets(session: nox.Session) -> None:
-    """Every closed subset of every series: what is in it is mended, and nothing else is. Takes long; CI tries a part."""
+    """Every closed subset of every series: what is in it is mended, and nothing else is. CI tries a part of them."""
     install_torch(session)
     session.install("--editable", ".[test,prove]")
     session.run("pytest", "tests/fixes/test_subsets.py", "--all-subsets", "--numprocesses=auto", *session.posargs)
