@@ -4,8 +4,8 @@
 
 Applies every closed subset of every line's series, in series order, to every release of the line, in memory,
 and fingerprints the functions that changed; where one is not defined (a fix, or a release, adds it), that is
-recorded too. Run after editing a patch or adding a release; ``--check`` only compares. A fix touches a function if
-applying it changes the function's fingerprint in any line.
+recorded too. So is each statement that a fix adds outside functions. Run after editing a patch or adding a release;
+``--check`` only compares. A fix touches a function if applying it changes the function's fingerprint in any line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from generated import settle
 
 from megatron_fixes.catalog.data import fingerprints_path, matrix_path, patches_root
-from megatron_fixes.catalog.fingerprint import FunctionPrint, functions
+from megatron_fixes.catalog.fingerprint import OUTSIDE, FunctionPrint, functions
 from megatron_fixes.catalog.known import ABSENT, SCHEMA, Known, KnownFunction, Place
 from megatron_fixes.catalog.matrix import load_matrix
 from megatron_fixes.catalog.series import Series, load_series
@@ -51,6 +51,13 @@ def subsets(tree: Path, series: Series, paths: set[str]) -> Iterator[tuple[tuple
         yield tuple(patch.fix_id for patch in chosen), texts(files)
 
 
+def touched(name: str, found: Texts, without: Texts) -> bool:
+    """Whether a function differs, or a statement outside functions is there only with the fix."""
+    if name.split("::")[1].startswith(OUTSIDE):
+        return name in found and name not in without
+    return getattr(found.get(name), "hash", 0) != getattr(without.get(name), "hash", 0)
+
+
 def record() -> Known:
     """Build the table from the matrix, the patches and the releases."""
     matrix = load_matrix(matrix_path())
@@ -68,10 +75,7 @@ def record() -> Known:
             for fix_id in ids:
                 without = by_set.get(tuple(i for i in ids if i != fix_id))
                 if without is not None:
-                    names = set(found) | set(without)
-                    touches[fix_id] |= {
-                        n for n in names if getattr(found.get(n), "hash", 0) != getattr(without.get(n), "hash", 0)
-                    }
+                    touches[fix_id] |= {name for name in set(found) | set(without) if touched(name, found, without)}
 
     table: dict[str, dict[str, tuple[FunctionPrint, set[Place]]]] = defaultdict(dict)
     for release, by_set in seen.items():

@@ -5,6 +5,9 @@ The same text gives the same hash on every Python from 3.10 to 3.13: ``ast.dump`
 between them, so the tree is written out here, leaving out what a version adds or drops (``None``, empty lists,
 ``ctx``, ``kind``, ``type_comment``, and the empty string constants inside f-strings).
 
+A statement outside functions (an import, a constant of a module or a class) is known by its own hash, under the name
+``OUTSIDE`` + hash: what matters is whether it is there.
+
 Beside the hash of the whole, each statement has a short hash of its own (a compound statement without its
 body), by which a drifted function is compared with the nearest known one without keeping any upstream code.
 """
@@ -17,8 +20,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Collection, Iterator
 
+OUTSIDE = "="
 _IGNORED_FIELDS = {"ctx", "kind", "type_comment"}
 _BODIES = {"body", "orelse", "finalbody", "handlers", "cases"}
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -85,38 +89,46 @@ def _statements(function: ast.AST) -> Iterator[Statement]:
             yield from _statements(node)
 
 
-def _definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
+def _definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.stmt]]:
+    """Functions by qualified name, and under ``OUTSIDE`` the simple statements around them."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, (*_FUNCTIONS, ast.ClassDef)):
-            qualname = f"{prefix}{child.name}"
-            if isinstance(child, _FUNCTIONS):
-                yield qualname, child
-            else:
-                yield from _definitions(child, f"{qualname}.")
+        if isinstance(child, _FUNCTIONS):
+            yield f"{prefix}{child.name}", child
+        elif isinstance(child, ast.ClassDef):
+            yield from _definitions(child, f"{prefix}{child.name}.")
         elif isinstance(child, (ast.stmt, ast.ExceptHandler)):
+            if isinstance(child, ast.stmt) and not any(hasattr(child, name) for name in _BODIES):
+                yield OUTSIDE, child
             yield from _definitions(child, prefix)
 
 
-def functions(source: str | bytes, only: Container[str] | None = None) -> dict[str, list[FunctionPrint]]:
-    """Fingerprint functions and methods of a module; functions inside functions belong to the outer one.
+def functions(source: str | bytes, only: Collection[str] | None = None) -> dict[str, list[FunctionPrint]]:
+    """Fingerprint functions and methods of a module, and the statements around them.
+
+    Functions inside functions belong to the outer one.
 
     Args:
         source: The module's text.
-        only: Qualified names of those that are wanted; None for all.
+        only: Names of those that are wanted; None for all.
 
     Returns:
-        Qualified name to its definitions in order of text; more than one where the text defines it more than once.
+        Qualified name, or ``OUTSIDE`` + hash, to its definitions in order of text; more than one where the text defines
+        a function more than once.
 
     Raises:
         SyntaxError: The text is not Python.
         ValueError: The text holds null bytes.
     """
     found: dict[str, list[FunctionPrint]] = {}
+    statements = only is None or any(name.startswith(OUTSIDE) for name in only)
     for qualname, node in _definitions(ast.parse(source), ""):
-        if only is not None and qualname not in only:
-            continue
-        line = getattr(node, "lineno", 0)
-        found.setdefault(qualname, []).append(
-            FunctionPrint(qualname, _hash(_dump(node), 16), line, tuple(_statements(node)))
-        )
+        if qualname == OUTSIDE:
+            if statements:
+                hash_ = _hash(_dump(node), 16)
+                # It may be there several times.
+                found[f"{OUTSIDE}{hash_}"] = [FunctionPrint(f"{OUTSIDE}{hash_}", hash_, node.lineno, ())]
+        elif only is None or qualname in only:
+            found.setdefault(qualname, []).append(
+                FunctionPrint(qualname, _hash(_dump(node), 16), node.lineno, tuple(_statements(node)))
+            )
     return found

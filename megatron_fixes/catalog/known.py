@@ -43,7 +43,8 @@ class Known(msgspec.Struct, frozen=True):
 
     Attributes:
         patches: Patch name below ``patches/`` to the sha256 of its bytes.
-        touches: Fix to the functions it changes in any line, as ``path::qualname``.
+        touches: Fix to the functions it changes in any line, as ``path::qualname``, and to the statements that it adds
+            outside functions, as ``path::`` + ``OUTSIDE`` + hash.
         functions: ``path::qualname`` to every known text of it.
     """
 

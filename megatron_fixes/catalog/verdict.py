@@ -8,6 +8,8 @@ A verdict needs every touched function to be known, and *one* release whose text
 * some do, or no one release explains them all, or a function is unknown or doubled -> ``drifted``.
 
 A function that a fix or a release adds is known to be absent elsewhere; where it is not, a missing one is unknown.
+Statements outside functions, such as imports, only keep a fix from being ``applied`` if those that it brings are not
+there: a fork may have them for its own reasons.
 
 The release that the target claims only breaks ties: a fork that calls itself 0.16.1 but holds 0.17's text is
 judged by its text. Where several releases explain the text and disagree, a fix that is in it is in it, and else
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING, Literal
 
 from packaging.version import Version
 
+from megatron_fixes.catalog.fingerprint import OUTSIDE
 from megatron_fixes.catalog.known import ABSENT
 
 if TYPE_CHECKING:
@@ -93,7 +96,10 @@ def judge(fix_id: str, fix: Fix, known: Known, seen: Mapping[str, Seen], claimed
     places: dict[str, dict[str, bool]] = {}
     problems: list[str] = []
     differences: list[Difference] = []
+    outside = {name for name in known.touches[fix_id] if name.split("::")[1].startswith(OUTSIDE)}
     for function in known.touches[fix_id]:
+        if function in outside:
+            continue
         name = function.split("::")[1]
         here = seen[function]
         if here.problem:
@@ -114,7 +120,24 @@ def judge(fix_id: str, fix: Fix, known: Known, seen: Mapping[str, Seen], claimed
         problems.append(f"none of {', '.join(function.split('::')[1] for function in places)} found")
     if problems:
         return Finding(fix_id, "drifted", "; ".join(dict.fromkeys(problems)), differences=tuple(differences))
-    return _explain(fix_id, fix, places, present, claimed)
+    finding = _explain(fix_id, fix, places, present, claimed)
+    lost = [
+        name for name in outside if finding.verdict == "applied" and _lost(fix_id, name, known, seen, finding.release)
+    ]
+    if lost:
+        paths = ", ".join(sorted({name.split("::")[0] for name in lost}))
+        reason = (
+            f"half applied: functions have the fix, {len(lost)} of its statements outside functions are not in {paths}"
+        )
+        return Finding(fix_id, "drifted", reason)
+    return finding
+
+
+def _lost(fix_id: str, name: str, known: Known, seen: Mapping[str, Seen], release: str | None) -> bool:
+    """Whether a statement outside functions, which the fix brings to this release, is not there."""
+    texts = (known_text for known_text in known.functions[name] if known_text.hash != ABSENT)
+    brought = any(place.release == release and fix_id in place.fixes for text in texts for place in text.places)
+    return brought and not seen[name].prints
 
 
 def _explain(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_fixes.catalog.fingerprint import functions
+from megatron_fixes.catalog.fingerprint import OUTSIDE, functions
 
 BASE = '''
 class Group:
@@ -83,3 +83,12 @@ def test_statements_keep_their_lines_and_a_changed_header_changes_one_statement(
 def test_text_that_is_not_python_is_an_error(source: str) -> None:
     with pytest.raises((SyntaxError, ValueError)):
         functions(source)
+
+
+def test_statements_outside_functions_are_told_by_what_they_say_and_not_by_where_they_stand() -> None:
+    one = "import a\nX = 1\nclass C:\n    y = 2\n    def f(self):\n        import b\nif X:\n    import c\n"
+    other = "if X:\n    import c  # why\nX = 1\nX = 1\nimport a\nclass D:\n    y = 2\n"
+    statements = {name for name in functions(one) if name.startswith(OUTSIDE)}
+    assert len(statements) == 4
+    assert statements == {name for name in functions(other) if name.startswith(OUTSIDE)}
+    assert set(functions(one, {"C.f"})) == {"C.f"}

@@ -166,3 +166,40 @@ def test_absence_alone_does_not_make_a_target_another_release_than_it_claims() -
     assert judge("MF0001", fix(), lacking, look(""), "0.1.0").verdict == "not-affected"
     finding = judge("MF0001", fix(), lacking, look(""), "0.2.0")
     assert (finding.verdict, finding.reason) == ("drifted", "none of finish, start found")
+
+
+IMPORT = "import threading\n\n"
+
+
+def importing() -> Known:
+    """As ``known``, with a fix that also adds an import to 0.2.0 and 0.2.1; 0.3.0 has it by itself."""
+    (name,) = [name for name in functions(IMPORT) if name.startswith("=")]
+    absent = (Place("0.1.0", ()), Place("0.2.0", ()), Place("0.2.1", ()))
+    there = (Place("0.2.0", ("MF0001",)), Place("0.2.1", ("MF0001",)), Place("0.3.0", ()))
+    texts = (KnownFunction(ABSENT, absent, ()), KnownFunction(name[1:], there, ()))
+    return Known(
+        1, {}, {"MF0001": (*known().touches["MF0001"], f"m.py::{name}")}, {**known().functions, f"m.py::{name}": texts}
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (OLD, "needed"),
+        (IMPORT + FIXED, "applied"),
+        (FIXED, "drifted"),
+        (IMPORT + OLD, "needed"),
+        (IMPORT + IMPORT + FIXED, "applied"),
+        (UPSTREAM, "fixed-upstream"),
+    ],
+)
+def test_a_fix_is_applied_only_with_what_it_adds_outside_functions(text: str, expected: str) -> None:
+    found = functions(text)
+    names = importing().touches["MF0001"]
+    seen = {name: Seen(tuple(found.get(name.split("::")[1], ()))) for name in names}
+    finding = judge("MF0001", fix(), importing(), seen, None)
+    assert finding.verdict == expected
+    if expected == "drifted":
+        assert finding.reason == (
+            "half applied: functions have the fix, 1 of its statements outside functions are not in m.py"
+        )
