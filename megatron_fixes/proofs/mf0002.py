@@ -9,14 +9,15 @@ right; where the ranks didn't abandon it at the same point, it raises within its
 * ``schedule``: the step is abandoned after ``DDP.start_grad_sync``, which is how the pipeline schedules dispatch.
 * ``one-rank-alone``, ``different-points``: one rank abandons the step, or both do but not after the same bucket.
   There is no way on from there; the defect is to go on all the same.
-* ``recorder``: with several distributed-optimizer instances no handle is left, and zeroing races with the reduction;
-  the happens-before recorder sees it, and sees no race when the step is finished.
+* ``recorder``: zeroing races with the reduction, also where no handle is left (several distributed-optimizer
+  instances); the happens-before recorder sees it, and sees no race when the step is finished.
 * ``two-gpus``: recovery in both ways, then one rank alone, on two GPUs with NCCL.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 HIDDEN, STEPS, ABANDONED = 8, 4, 1
-LATE_S, BOUND_S, PATIENCE_S = 0.3, 1.0, 20.0
+LATE_S, BOUND_S, PATIENCE_S = 0.3, 1.0, 10.0
 
 
 class _Abandon(Exception):
@@ -192,19 +193,22 @@ def judge_apart(evidence: Sequence[dict[str, Any]]) -> Judgement:
 
 
 def _record(rank: int) -> dict[str, Any]:
-    parallel_state.initialize_model_parallel(num_distributed_optimizer_instances=2)
-    ddp = wrap(_Model(), transformer_config(), instances=2, bucket_size=1)
-    races = {}
-    for name in ("finished", "abandoned"):
-        with recording() as recorder:
-            for step in range(STEPS):
-                ddp.zero_grad_buffer()
-                if name == "abandoned" and step == STEPS - 2:
-                    _abandon(ddp, _data(rank, step), "hooks")
-                else:
-                    _backward(ddp, _data(rank, step), "hooks")
-                    ddp.finish_grad_sync()
-        races[name] = [str(race) for race in recorder.races]
+    races: dict[str, list[str]] = {"finished": [], "abandoned": []}
+    for instances in (1, 2):
+        parallel_state.initialize_model_parallel(num_distributed_optimizer_instances=instances)
+        ddp = wrap(_Model(), transformer_config(), instances=instances, bucket_size=1)
+        for name, seen in races.items():
+            # That no step comes after an abandoned one is what ``hooks`` shows.
+            with recording() as recorder, suppress(AssertionError):
+                for step in range(STEPS):
+                    ddp.zero_grad_buffer()
+                    if name == "abandoned" and step == STEPS - 2:
+                        _abandon(ddp, _data(rank, step), "hooks")
+                    else:
+                        _backward(ddp, _data(rank, step), "hooks")
+                        ddp.finish_grad_sync()
+            seen += [f"{race} ({instances} instances)" for race in recorder.races]
+        parallel_state.destroy_model_parallel()
     return races
 
 
@@ -237,8 +241,8 @@ PROOF = Proof(
     (
         Case("hooks", "gloo", 2, partial(_recovery, situations=HOOKS), judge_recovery),
         Case("schedule", "gloo", 2, partial(_recovery, situations=("schedule",)), judge_recovery),
-        Case("one-rank-alone", "gloo", 2, partial(_apart, both=False), judge_apart),
-        Case("different-points", "gloo", 2, partial(_apart, both=True), judge_apart),
+        Case("one-rank-alone", "gloo", 2, partial(_apart, both=False), judge_apart, timeout_s=20.0),
+        Case("different-points", "gloo", 2, partial(_apart, both=True), judge_apart, timeout_s=20.0),
         Case("recorder", "gloo", 4, _record, judge_record),
         CONTROL,
         Case("two-gpus", "nccl", 2, _two_gpus, judge_two_gpus, timeout_s=120.0),
