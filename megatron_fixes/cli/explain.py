@@ -117,11 +117,13 @@ def _print(known: dict[str, Any], catalog: Catalog, fix: Fix) -> None:
         line("requires", ", ".join(known["requires"]) or "no other fix")
     else:
         line("patched", "there is no patch yet")
-    for at, patch in enumerate(known["patches"]):
-        files = ", ".join(patch["files"])
-        size = f"+{patch['added']} -{patch['removed']}"
-        line("" if at else "patches", f"{compact(patch['releases'], matrix.releases)}  {size}  {files}", wrap=False)
+    sizes = [f"{compact(p['releases'], matrix.releases)} (+{p['added']} -{p['removed']})" for p in known["patches"]]
+    if sizes:
+        line("patches", ", ".join(sizes))
+    for patch in known["patches"]:
         line("", f"git apply {quote(patch['path'])}", wrap=False)
+    for at, path in enumerate(dict.fromkeys(path for patch in known["patches"] for path in patch["files"])):
+        line("" if at else "files", path, wrap=False)
     output.say()
     for at, (means, releases) in enumerate(tested_ranges(fix, matrix).items()):
         line("" if at else "tested", f"{means} ({MEANS[means]}): {releases}")

@@ -13,6 +13,7 @@ import pytest
 from megatron_fixes import catalog
 from megatron_fixes.cli.explain import MEANS, NUMERICS, changed_lines
 from megatron_fixes.cli.ranges import compact
+from megatron_fixes.patching.hunks import touched_paths
 
 Cli = Callable[..., Any]
 CATALOG = catalog.load()
@@ -79,6 +80,11 @@ def test_explain_fits_on_one_screen_and_names_files_that_exist(
     paths = [shlex.split(line)[2] for line in lines if line.split()[:2] == ["git", "apply"]]
     patches = [series.get(fix_id) for series in CATALOG.series.values()]
     assert [Path(path) for path in paths] == [patch.path for patch in patches if patch]
+    for patch in filter(None, patches):
+        added, removed = changed_lines(patch)
+        releases = compact(patch.header.applies_to, CATALOG.matrix.releases)
+        assert f"{releases} (+{added} -{removed})" in " ".join(done.out.split())
+        assert set(touched_paths(patch.text)) <= {line[12:] for line in lines}
 
 
 def test_explain_as_json_says_the_same(cli: Cli) -> None:
