@@ -83,10 +83,10 @@ def make_plan(target: Target, catalog: Catalog, only: Sequence[str] = ()) -> Pla
 def _plan(target: Target, catalog: Catalog, only: Sequence[str], files: Mapping[str, bytes]) -> Plan:
     rows = {row.finding.fix_id: row for row in scan_files(files, catalog, target.release)}
     asked = {fix_id: row for fix_id, row in rows.items() if not only or fix_id in only}
-    _refuse(target, asked, _missing(catalog, asked, files), named=bool(only))
     fitting = {fix_id: row for fix_id, row in asked.items() if row.remedy == "patch"}
     gated = {} if only else {fix_id: row for fix_id, row in fitting.items() if is_gated(catalog, row)}
     chosen = [fix_id for fix_id in fitting if fix_id not in gated]
+    _refuse(target, asked, chosen, _missing(catalog, asked, files), named=bool(only))
     patches = patches_for(catalog, rows, chosen)
     after = apply_all(catalog, patches, files, target.release) if patches else {}
     return Plan(
@@ -130,26 +130,30 @@ def _missing(catalog: Catalog, asked: Iterable[str], files: Mapping[str, bytes])
     return sorted(touched.difference(files))
 
 
-def _refuse(target: Target, asked: Mapping[str, Row], absent: Sequence[str], *, named: bool) -> None:
+def _refuse(
+    target: Target, asked: Mapping[str, Row], fitting: Sequence[str], absent: Sequence[str], *, named: bool
+) -> None:
     drifted = [row for row in asked.values() if row.finding.verdict == "drifted"]
     misfits = [row for row in asked.values() if row.remedy == "does-not-fit"]
     missing = [row for row in asked.values() if row.remedy == "none" and named]
     reasons = [f"{row.finding.fix_id} drifted ({row.finding.reason})" for row in drifted]
     reasons += [f"{row.finding.fix_id} does not fit ({row.misfit})" for row in misfits]
-    advice = {row.misfit_hint: None for row in misfits if row.misfit_hint}
     reasons += [f"{row.finding.fix_id} has no patch for {row.finding.release} yet" for row in missing]
     if not reasons:
         return
-    fitting = [fix_id for fix_id, row in asked.items() if row.remedy == "patch"]
-    if fitting:
-        hint = f"Apply only what fits: --only {','.join(fitting)}."
-    elif absent and is_sparse(target.git_dir):
+    ways = [f"apply only what fits: --only {','.join(fitting)}"] if fitting else []
+    advice = {row.misfit_hint: None for row in misfits if row.misfit_hint}
+    if absent and is_sparse(target.git_dir):
         folders = " ".join(quote(folder) for folder in sorted({path.rpartition("/")[0] for path in absent}))
-        hint = f"The checkout is sparse: git -C {quote(target.root)} sparse-checkout add {folders}"
+        ways.append(
+            f"get the missing files, the checkout is sparse: git -C {quote(target.root)} sparse-checkout add {folders}"
+        )
     elif len(advice) == 1 and not drifted:
-        hint = next(iter(advice))
-    elif drifted or misfits:
-        hint = "See what differs: `megatron-fixes scan` names the functions and the lines."
-    else:
-        hint = "See `megatron-fixes list` for the releases that each fix has a patch for."
+        ways.append(next(iter(advice)))
+    elif (drifted or misfits) and not fitting:
+        ways.append("see what differs: `megatron-fixes scan` names the functions and the lines")
+    elif not fitting:
+        ways.append("see `megatron-fixes list` for the releases that each fix has a patch for")
+    hint = "; or ".join(ways)
+    hint = hint[0].upper() + hint[1:]
     raise RefusedError("nothing was changed: " + "; ".join(reasons), context=str(target.root), hint=hint)
