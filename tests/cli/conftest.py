@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real megatron-core files to work on, and the command line as a process of its own and within this one."""
+"""Real megatron-core files to work on, what the catalogue says of them, and the command line.
+
+The files are those of ``RELEASE``. No test names the fixes of a release by hand: what is expected comes from the
+catalogue, so that it holds whatever fixes there are, also gated ones and such without a patch.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +12,98 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from megatron_fixes import catalog
 from megatron_fixes.cli.main import main
 from megatron_fixes.overlay.tables import load_tables
+from megatron_fixes.patching.hunks import touched_paths
 
 ROOT = Path(__file__).resolve().parents[2]
 BUFFER = "megatron/core/distributed/param_and_grad_buffer.py"
 # All that find_target and the fixes look at; the rest of a release would only be copied.
 FILES = ("megatron/core/__init__.py", "megatron/core/package_info.py", *load_tables().paths.values())
 
+RELEASE = "0.16.1"
+CATALOG = catalog.load()
+SERIES = CATALOG.series[CATALOG.matrix.releases[RELEASE].line]
+_FITTING = [patch for patch in SERIES.patches if RELEASE in patch.header.applies_to]
+_UNGATED = [patch.fix_id for patch in _FITTING if patch.header.numerics != "gated"]
+# What ``apply`` without names puts in, in the order in which it does.
+PATCHES = [patch for patch in SERIES.closure(_UNGATED) if patch in _FITTING]
+IDS = [patch.fix_id for patch in PATCHES]
+# Needed fixes that it leaves, and those that are not needed; by number.
+GATED = sorted(patch.fix_id for patch in _FITTING if patch.fix_id not in IDS)
+_VERDICTS = {fix_id: CATALOG.matrix.fixes[fix_id].cells[RELEASE].verdict for fix_id in sorted(CATALOG.matrix.fixes)}
+BARE = [i for i, verdict in _VERDICTS.items() if verdict == "needed" and CATALOG.patch(i, RELEASE) is None]
+NOT_NEEDED = [fix_id for fix_id, verdict in _VERDICTS.items() if verdict != "needed"]
+
+Findings = dict[str, tuple[str, str | None]]
+
+
+def expected(applied: Iterable[str] = ()) -> Findings:
+    """Verdict and remedy of every fix for unedited files of ``RELEASE`` with some fixes in them."""
+    inside = set(applied)
+    remedies = {i: "patch" if CATALOG.patch(i, RELEASE) else "none" for i in _VERDICTS if i not in NOT_NEEDED}
+    return {i: ("applied", None) if i in inside else (v, remedies.get(i)) for i, v in _VERDICTS.items()}
+
+
+def findings(done: Done) -> Findings:
+    """Verdict and remedy of every fix in the JSON of ``scan``."""
+    return {fix["id"]: (fix["verdict"], fix["remedy"]) for fix in done.json["fixes"]}
+
+
+def nothing(bare: Iterable[str] = BARE, gated: Iterable[str] = GATED) -> str:
+    """What ``apply`` says where all is in that it would put in."""
+    left = [f"{fix_id} is needed, but there is no patch for {RELEASE} yet" for fix_id in bare]
+    left += [f"{fix_id} is needed, but only applied by name: --only {fix_id}" for fix_id in gated]
+    return f"nothing to apply: {'; '.join(left)}" if left else "nothing to do"
+
+
+def files_of(fix_ids: Iterable[str] = IDS) -> list[str]:
+    """The files that some fixes' patches edit, in order of name."""
+    wanted = set(fix_ids)
+    return sorted({path for patch in _FITTING if patch.fix_id in wanted for path in touched_paths(patch.text)})
+
+
+def touching(function: str) -> list[str]:
+    """The fixes with a patch that touch a function (the last part of its name): none can be judged if it is edited."""
+    touches = CATALOG.known.touches
+    return sorted(p.fix_id for p in _FITTING if any(name.endswith(f".{function}") for name in touches[p.fix_id]))
+
+
+def needing_line(text: str) -> list[str]:
+    """The fixes whose patches have a line with this text in a hunk's context or among what they take out."""
+    bodies = {patch.fix_id: patch.text.split("\ndiff --git ", 1)[1].splitlines() for patch in _FITTING}
+    return sorted(i for i, lines in bodies.items() if any(line[:1] in (" ", "-") and text in line for line in lines))
+
+
+def requiring(fix_ids: Iterable[str]) -> list[str]:
+    """The fixes with a patch that require one of these, directly or not."""
+    named = set(fix_ids)
+    return sorted(
+        patch.fix_id
+        for patch in _FITTING
+        if patch.fix_id not in named and named & {required.fix_id for required in SERIES.closure([patch.fix_id])}
+    )
+
+
+# Fixes that edit the one file ``BUFFER``, as do those that they require.
+IN_BUFFER = [i for i in IDS if files_of(patch.fix_id for patch in SERIES.closure([i])) == [BUFFER]]
+
 
 def copy_files(release_tree: Path, to: Path) -> Path:
+    """Copy ``FILES``; what a release does not have is left out, or taken away where it is."""
     for path in FILES:
         (to / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(release_tree / path, to / path)
+        if (release_tree / path).is_file():
+            shutil.copyfile(release_tree / path, to / path)
+        else:
+            (to / path).unlink(missing_ok=True)
     return to
 
 

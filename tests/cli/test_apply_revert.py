@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``apply`` and ``revert`` on real 0.16.1 files: all or nothing, twice is once, and back to the byte."""
+"""``apply`` and ``revert`` on real files: all or nothing, twice is once, and back to the byte."""
 
 from __future__ import annotations
 
@@ -13,12 +13,25 @@ from typing import Any
 
 import pytest
 
-from megatron_fixes import catalog
+from .conftest import (
+    BARE,
+    BUFFER,
+    GATED,
+    IDS,
+    NOT_NEEDED,
+    PATCHES,
+    RELEASE,
+    SERIES,
+    expected,
+    files_of,
+    findings,
+    nothing,
+    requiring,
+)
 
 Cli = Callable[..., Any]
-BUFFER = "megatron/core/distributed/param_and_grad_buffer.py"
-PATCHES = [p for p in catalog.load().series["core_v0.16"].patches if "0.16.1" in p.header.applies_to]
-IDS = [patch.fix_id for patch in PATCHES]
+# No other fix requires it: what is required comes before in the series.
+LAST = PATCHES[-1]
 
 
 def test_apply_twice_then_revert_as_processes_gives_the_same_bytes(process: Cli, tree: Path, contents: Any) -> None:
@@ -29,39 +42,39 @@ def test_apply_twice_then_revert_as_processes_gives_the_same_bytes(process: Cli,
         assert f"applied   {fix_id}" in first.out
     assert first.out.splitlines()[-1] == f"to take them out: megatron-fixes revert {tree}"
     patched = contents(tree)
-    assert patched[BUFFER] != before[BUFFER]
-    assert {fix["verdict"] for fix in process("scan", tree, "--json").json["fixes"]} == {"applied"}
+    assert [path for path in before if patched[path] != before[path]] == [p for p in before if p in files_of()]
+    assert findings(process("scan", tree, "--json")) == expected(applied=IDS)
     second = process("apply", tree)
-    assert (second.code, second.out.splitlines()[-1]) == (0, "nothing to do")
+    assert (second.code, second.out.splitlines()[-1]) == (0, nothing())
     assert contents(tree) == patched
     back = process("revert", tree)
-    assert back.code == 0 and f"restored  {BUFFER}" in back.out
+    assert back.code == 0 and all(f"restored  {path}\n" in back.out for path in files_of())
     assert contents(tree) == before
     again = process("revert", tree)
     assert (again.code, again.out.splitlines()[-1]) == (0, "nothing to revert")
 
 
-def test_the_result_is_what_git_apply_gives(cli: Cli, git: Cli, tree: Path, buffer: Path) -> None:
+def test_the_result_is_what_git_apply_gives(cli: Cli, git: Cli, tree: Path, contents: Any) -> None:
     assert cli("apply", tree).code == 0
-    ours = buffer.read_bytes()
+    ours = {path: content for path, content in contents(tree).items() if not path.startswith(".megatron-fixes/")}
     assert cli("revert", tree).code == 0
     git(tree, "init", "-q")
     git(tree, "apply", *(str(patch.path) for patch in PATCHES))
-    assert buffer.read_bytes() == ours
+    assert contents(tree) == ours
 
 
 def test_json_of_both_has_the_agreed_shape(cli: Cli, tree: Path) -> None:
     done = cli("apply", tree, "--json")
-    head = {"target": str(tree), "release": "0.16.1"}
-    applied = {"applied": IDS, "already": [], "without_patch": [], "required": [], "files": [BUFFER], "notes": []}
-    applied["gated"] = []
+    head = {"target": str(tree), "release": RELEASE}
+    applied = {"applied": IDS, "already": NOT_NEEDED, "required": [], "files": files_of(), "notes": []}
+    applied.update(without_patch=BARE, gated=GATED)
     assert done.json == {**head, **applied, "recovered": None, "dry_run": False}
-    applied.update(applied=[], already=IDS, files=[])
+    applied.update(applied=[], already=sorted([*IDS, *NOT_NEEDED]), files=[])
     assert cli("apply", tree, "--json").json == {**head, **applied, "recovered": None, "dry_run": False}
     done = cli("revert", tree, "--json")
     assert done.json == {
         **head,
-        **{"reverted": IDS, "forgotten": [], "files": [BUFFER], "notes": [], "recovered": None},
+        **{"reverted": IDS, "forgotten": [], "files": files_of(), "notes": [], "recovered": None},
     }
 
 
@@ -80,7 +93,7 @@ def test_only_refuses_what_is_no_fix(cli: Cli, tree: Path, contents: Any, ids: s
 
 
 def test_dry_run_writes_nothing_and_prints_a_diff_that_git_takes(
-    cli: Cli, git: Cli, tree: Path, buffer: Path, contents: Any, tmp_path: Path
+    cli: Cli, git: Cli, tree: Path, contents: Any, tmp_path: Path
 ) -> None:
     before = contents(tree)
     done = cli("apply", tree, "--dry-run")
@@ -91,10 +104,11 @@ def test_dry_run_writes_nothing_and_prints_a_diff_that_git_takes(
     (tmp_path / "dry.patch").write_text(done.out, encoding="utf-8")
     git(tree, "init", "-q")
     git(tree, "apply", str(tmp_path / "dry.patch"))
-    by_git = buffer.read_bytes()
-    buffer.write_bytes(before[BUFFER])
+    by_git = contents(tree)
+    git(tree, "apply", "-R", str(tmp_path / "dry.patch"))
+    assert contents(tree) == before
     assert cli("apply", tree).code == 0
-    assert buffer.read_bytes() == by_git
+    assert contents(tree) == by_git != before
 
 
 def test_drift_refuses_the_whole_and_names_what_fits(cli: Cli, tree: Path, buffer: Path, contents: Any) -> None:
@@ -111,17 +125,17 @@ def test_drift_refuses_the_whole_and_names_what_fits(cli: Cli, tree: Path, buffe
 
 def test_a_fix_without_a_patch_is_not_nothing_to_do(process: Cli, checkout: Path, tree: Path) -> None:
     series = checkout / "patches" / "core_v0.16" / "series"
-    series.write_text("".join(line for line in series.read_text().splitlines(True) if IDS[1] not in line))
-    (checkout / "patches" / PATCHES[1].name).unlink()
+    series.write_text("".join(line for line in series.read_text().splitlines(True) if LAST.fix_id not in line))
+    (checkout / "patches" / LAST.name).unlink()
     table = checkout / "megatron_fixes" / "catalog" / "fingerprints.json"
     known = json.loads(table.read_bytes())
-    del known["patches"][PATCHES[1].name]
+    del known["patches"][LAST.name]
     table.write_text(json.dumps(known))
     assert process("apply", tree, root=checkout).code == 0
     done = process("apply", tree, root=checkout)
     assert done.code == 0, done.err
-    why = f"{IDS[1]} is needed, but there is no patch for 0.16.1 yet"
-    assert done.out.splitlines()[-1] == f"nothing to apply: {why}"
+    assert f"{LAST.fix_id} is needed, but there is no patch for {RELEASE} yet" in done.out
+    assert done.out.splitlines()[-1] == nothing(bare=sorted([*BARE, LAST.fix_id]))
 
 
 def test_crlf_is_refused_with_one_hint(cli: Cli, tree: Path, buffer: Path, contents: Any) -> None:
@@ -129,6 +143,9 @@ def test_crlf_is_refused_with_one_hint(cli: Cli, tree: Path, buffer: Path, conte
     before = contents(tree)
     done = cli("apply", tree)
     assert done.code == 1 and done.err.count("hint:") == 1 and "convert the file to LF" in done.err
+    inside = [patch.fix_id for patch in PATCHES if BUFFER in files_of([patch.fix_id])]
+    fitting = sorted(set(IDS).difference(inside, requiring(inside)))
+    assert f"hint: Apply only what fits: --only {','.join(fitting)}; or the file has CRLF" in done.err
     assert all(line.startswith(("error: ", "  where: ", "  hint: ")) for line in done.err.splitlines())
     assert contents(tree) == before
 
@@ -195,7 +212,7 @@ def test_revert_leaves_what_git_had_applied_before_and_says_so(cli: Cli, git: Cl
     git(tree, "init", "-q")
     git(tree, "apply", str(PATCHES[0].path))
     before = contents(tree)
-    assert cli("apply", tree, "--json").json["already"] == [PATCHES[0].fix_id]
+    assert cli("apply", tree, "--json").json["already"] == sorted([IDS[0], *NOT_NEEDED])
     done = cli("revert", tree)
     assert done.code == 0 and f"{PATCHES[0].fix_id} stayed" in done.out
     assert contents(tree) == before
@@ -213,31 +230,39 @@ def test_a_patch_of_which_one_byte_changed_is_not_used(process: Cli, checkout: P
     assert contents(tree) == before
 
 
-def test_a_gated_fix_is_applied_by_name_only(process: Cli, checkout: Path, tree: Path) -> None:
-    patch = checkout / "patches" / PATCHES[0].name
-    patch.write_bytes(patch.read_bytes().replace(b"Numerics: changing", b"Numerics: gated"))
+def test_a_gated_fix_is_applied_by_name_only(process: Cli, checkout: Path, tree: Path, buffer: Path) -> None:
+    patch, gated = checkout / "patches" / LAST.name, sorted([*GATED, LAST.fix_id])
+    numerics = f"Numerics: {LAST.header.numerics}\n".encode()
+    assert numerics in patch.read_bytes()
+    patch.write_bytes(patch.read_bytes().replace(numerics, b"Numerics: gated\n"))
     table = checkout / "megatron_fixes" / "catalog" / "fingerprints.json"
     known = json.loads(table.read_bytes())
-    known["patches"][PATCHES[0].name] = hashlib.sha256(patch.read_bytes()).hexdigest()
+    known["patches"][LAST.name] = hashlib.sha256(patch.read_bytes()).hexdigest()
     table.write_text(json.dumps(known))
+    pristine = buffer.read_bytes()
+    buffer.write_bytes(pristine.replace(b"torch.cuda.default_stream()", b"mine()"))
+    hint = process("apply", tree, root=checkout).err.split("hint: ")[1]
+    assert hint.startswith("Apply only what fits: --only ") and LAST.fix_id not in hint
+    buffer.write_bytes(pristine)
     done = process("apply", tree, root=checkout)
-    assert done.code == 0 and f"only applied by name: --only {PATCHES[0].fix_id}" in done.out
+    assert done.code == 0 and f"only applied by name: --only {LAST.fix_id}" in done.out
     done = process("apply", tree, root=checkout)
-    why = f"{PATCHES[0].fix_id} is needed, but only applied by name: --only {PATCHES[0].fix_id}"
-    assert done.out.splitlines()[-1] == f"nothing to apply: {why}"
+    assert f"{LAST.fix_id} is needed, but only applied by name: --only {LAST.fix_id}" in done.out
+    assert done.out.splitlines()[-1] == nothing(gated=gated)
     done = process("apply", tree, "--json", root=checkout)
-    assert (done.json["applied"], done.json["gated"]) == ([], [PATCHES[0].fix_id])
-    done = process("apply", tree, "--only", PATCHES[0].fix_id, "--json", root=checkout)
-    assert done.json["applied"] == [PATCHES[0].fix_id]
+    assert (done.json["applied"], done.json["gated"]) == ([], gated)
+    done = process("apply", tree, "--only", LAST.fix_id, "--json", root=checkout)
+    assert done.json["applied"] == [LAST.fix_id]
 
 
-def test_what_is_required_comes_along_and_is_said(process: Cli, checkout: Path, tree: Path) -> None:
-    first, second = (checkout / "patches" / patch.name for patch in PATCHES[:2])
-    del first
-    second.write_bytes(second.read_bytes().replace(b"Requires:\n", f"Requires: {IDS[0]}\n".encode()))
-    table = checkout / "megatron_fixes" / "catalog" / "fingerprints.json"
-    known = json.loads(table.read_bytes())
-    known["patches"][PATCHES[1].name] = hashlib.sha256(second.read_bytes()).hexdigest()
-    table.write_text(json.dumps(known))
-    done = process("apply", tree, "--only", IDS[1], root=checkout)
-    assert done.code == 0 and f"pulled in {IDS[0]} because {IDS[1]} requires it" in done.out
+def test_what_is_required_comes_along_and_is_said(cli: Cli, tree: Path) -> None:
+    wanted = next(patch for patch in SERIES.patches if patch.fix_id in IDS and patch.header.requires)
+    closure = [patch.fix_id for patch in SERIES.closure([wanted.fix_id])]
+    done = cli("apply", tree, "--only", wanted.fix_id)
+    assert done.code == 0
+    for fix_id in wanted.header.requires:
+        assert f"pulled in {fix_id} because {wanted.fix_id} requires it" in done.out
+    assert findings(cli("scan", tree, "--json")) == expected(applied=closure)
+    assert cli("revert", tree).code == 0
+    done = cli("apply", tree, "--only", wanted.fix_id, "--json")
+    assert (done.json["applied"], done.json["required"]) == (closure, closure[:-1])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``apply`` and ``revert`` where a tree is reached by links, or is a clone, a worktree or a submodule of some kind.
 
-All on real 0.16.1 files, with git itself. After a revert git sees nothing.
+All on real files, with git itself. After a revert git sees nothing.
 """
 
 from __future__ import annotations
@@ -14,14 +14,11 @@ from typing import Any
 
 import pytest
 
-from megatron_fixes import catalog
-
 from .. import synthetic
+from .conftest import BUFFER, IDS, expected, files_of, findings, nothing
 
 Cli = Callable[..., Any]
-BUFFER = "megatron/core/distributed/param_and_grad_buffer.py"
-PATCHES = [p for p in catalog.load().series["core_v0.16"].patches if "0.16.1" in p.header.applies_to]
-IDS = [patch.fix_id for patch in PATCHES]
+MODIFIED = "".join(f" M {path}\n" for path in files_of())
 
 
 @pytest.fixture
@@ -41,7 +38,7 @@ def upstream(tree: Path, git: Cli) -> Path:
 
 
 def holds_all(cli: Cli, tree: Path) -> bool:
-    return {fix["verdict"] for fix in cli("scan", tree, "--json").json["fixes"]} == {"applied"}
+    return findings(cli("scan", tree, "--json")) == expected(applied=IDS)
 
 
 # Links
@@ -76,7 +73,7 @@ def test_one_tree_has_one_journal_by_whatever_name_it_is_given(
     links = [path for path in tmp_path.rglob("*") if path.is_symlink()]
     assert cli("apply", name).code == 0
     assert holds_all(cli, name) and holds_all(cli, other)
-    assert cli("apply", other).out.splitlines()[-1] == "nothing to do"
+    assert cli("apply", other).out.splitlines()[-1] == nothing()
     done = cli("revert", other)
     assert (done.code, done.err) == (0, "")
     assert contents(tmp_path) == before
@@ -91,7 +88,7 @@ def test_a_shallow_clone_is_like_any_other(cli: Cli, git: Cli, upstream: Path, t
     clone = tmp_path / "clone"
     assert git(clone, "rev-list", "--count", "HEAD") == "1\n"
     assert cli("apply", clone).code == 0
-    assert git(clone, "status", "--porcelain") == f" M {BUFFER}\n"
+    assert git(clone, "status", "--porcelain") == MODIFIED
     assert cli("revert", clone).code == 0
     assert git(clone, "status", "--porcelain") == ""
 
@@ -103,20 +100,39 @@ def test_a_sparse_clone_is_told_how_to_get_the_missing_files(
     clone = tmp_path / "clone"
     done = cli("scan", clone)
     assert done.code == 2 and f"git -C {clone} sparse-checkout add megatron/core" in done.err
-    git(clone, "sparse-checkout", "set", "--no-cone", "/megatron/core/*.py")
-    assert not (clone / BUFFER).exists()
+    git(clone, "sparse-checkout", "set", "--no-cone", "/megatron/core/__init__.py", "/megatron/core/package_info.py")
+    assert not any((clone / path).exists() for path in files_of())
     done = cli("scan", clone, "--json")
     assert {fix["verdict"] for fix in done.json["fixes"]} == {"drifted"}
-    assert f"{BUFFER} not found" in done.json["fixes"][0]["reason"]
+    for fix in done.json["fixes"]:
+        assert all(f"{path} not found" in fix["reason"] for path in files_of([fix["id"]]))
     before = git(clone, "status", "--porcelain")
     done = cli("apply", clone)
-    assert done.code == 1 and f"{BUFFER} not found" in done.err
+    assert done.code == 1 and all(f"{path} not found" in done.err for path in files_of())
     assert git(clone, "status", "--porcelain") == before == ""
-    hint = done.err.split("The checkout is sparse: ")[1].strip()
+    hint = done.err.split("hint: Get the missing files, the checkout is sparse: ")[1].strip()
     subprocess.run(shlex.split(hint), check=True, timeout=60)
     assert cli("apply", clone).code == 0
     assert cli("revert", clone).code == 0
     assert git(clone, "status", "--porcelain") == ""
+
+
+def test_a_sparse_clone_in_which_something_fits_is_told_both_ways(
+    cli: Cli, git: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synthetic.use(synthetic.build(tmp_path / "distribution"), monkeypatch)
+    tree = synthetic.write_tree(tmp_path / "tree")
+    git(tree, "init", "-q")
+    git(tree, "add", "-A")
+    git(tree, "commit", "-q", "-m", "all")
+    there = [f"/{path}" for path in synthetic.FILES if path != synthetic.SECOND]
+    git(tree, "sparse-checkout", "set", "--no-cone", *there)
+    assert not (tree / synthetic.SECOND).exists()
+    done = cli("apply", tree)
+    assert done.code == 1 and "hint: Apply only what fits: --only MF9002; or get the missing files" in done.err
+    hint = done.err.split("the checkout is sparse: ")[1].strip()
+    subprocess.run(shlex.split(hint), check=True, timeout=60)
+    assert cli("apply", tree, "--json").json["applied"] == list(synthetic.IDS)
 
 
 def test_a_partial_tree_takes_what_its_files_are_there_for(
@@ -169,9 +185,9 @@ def test_the_journal_lies_in_the_trees_own_git_directory(
     before, others = contents(tree), contents(upstream)
     assert cli("apply", tree).code == 0
     assert (git_dir / "megatron-fixes/journal.json").is_file()
-    assert git(tree, "status", "--porcelain") == f" M {BUFFER}\n"
+    assert git(tree, "status", "--porcelain") == MODIFIED
     assert contents(upstream) == others
-    assert {fix["verdict"] for fix in cli("scan", upstream, "--json").json["fixes"]} == {"needed"}
+    assert findings(cli("scan", upstream, "--json")) == expected()
     assert cli("revert", upstream).out.splitlines()[-1] == "nothing to revert"
     assert cli("revert", tree).code == 0
     assert git(tree, "status", "--porcelain") == ""
@@ -188,6 +204,6 @@ def test_a_tree_and_its_worktree_keep_their_journals_apart(
     assert cli("apply", upstream, "--only", IDS[0]).code == 0
     assert cli("apply", work).code == 0
     assert cli("revert", work, "--json").json["reverted"] == IDS
-    assert (cli("scan", upstream, "--json").json["fixes"][0]["verdict"], contents(work)) == ("applied", before[1])
+    assert (findings(cli("scan", upstream, "--json")), contents(work)) == (expected(applied=IDS[:1]), before[1])
     assert cli("revert", upstream, "--json").json["reverted"] == IDS[:1]
     assert (contents(upstream), contents(work)) == before

@@ -18,11 +18,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from megatron_fixes import catalog
+from .conftest import BUFFER, IDS, expected, findings
 
 Cli = Callable[..., Any]
-BUFFER = "megatron/core/distributed/param_and_grad_buffer.py"
-IDS = [p.fix_id for p in catalog.load().series["core_v0.16"].patches if "0.16.1" in p.header.applies_to]
 
 
 class Environment(NamedTuple):
@@ -104,7 +102,7 @@ def test_a_new_installation_is_reverted_to_nothing_and_applied_to_again(
     if uninstalled:
         environment.pip("uninstall", "--yes", "megatron-core")
     environment.install("--force-reinstall")
-    assert {fix["verdict"] for fix in cli("scan", environment.site, "--json").json["fixes"]} == {"needed"}
+    assert findings(cli("scan", environment.site, "--json")) == expected()
     assert cli("apply", environment.site, "--installed", "--json").json["applied"] == IDS
     environment.install("--force-reinstall")
     assert cli("revert", environment.site).code == 0

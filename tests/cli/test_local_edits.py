@@ -12,12 +12,9 @@ from typing import Any
 
 import pytest
 
-from megatron_fixes import catalog
+from .conftest import BUFFER, IDS, RELEASE, expected, findings
 
 Cli = Callable[..., Any]
-BUFFER = "megatron/core/distributed/param_and_grad_buffer.py"
-PATCHES = [p for p in catalog.load().series["core_v0.16"].patches if "0.16.1" in p.header.applies_to]
-IDS = [patch.fix_id for patch in PATCHES]
 ABOVE = b"# Of this site\n" * 40
 BELOW = b"\n\ndef of_this_site():\n    return 1\n"
 DEFAULT_STREAM = b"torch.cuda.default_stream().wait_stream(self.communication_stream)"
@@ -36,8 +33,7 @@ def test_edits_elsewhere_survive_apply_and_revert(cli: Cli, tree: Path, buffer: 
 
     buffer.write_bytes(with_edits(pristine))
     before = contents(tree)
-    rows = {fix["id"]: (fix["verdict"], fix["remedy"]) for fix in cli("scan", tree, "--json").json["fixes"]}
-    assert rows == {fix_id: ("needed", "patch") for fix_id in IDS}
+    assert findings(cli("scan", tree, "--json")) == expected()
     assert cli("apply", tree, "--json").json["applied"] == IDS
     assert buffer.read_bytes() == with_edits(patched)
     assert cli("revert", tree, "--json").json["reverted"] == IDS
@@ -93,7 +89,7 @@ def test_crlf_in_other_files_is_nobodys_business(cli: Cli, tree: Path, contents:
     (tree / path).write_bytes((tree / path).read_bytes().replace(b"\n", b"\r\n"))
     before = contents(tree)
     done = cli("apply", tree, "--json")
-    assert (done.code, done.json["release"], done.json["applied"]) == (0, "0.16.1", IDS)
+    assert (done.code, done.json["release"], done.json["applied"]) == (0, RELEASE, IDS)
     assert cli("revert", tree).code == 0
     assert contents(tree) == before
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,13 +11,15 @@ from typing import Any
 
 import pytest
 
-from megatron_fixes import catalog
 from megatron_fixes.proofs.releases import fetch
 
+from .conftest import BUFFER, CATALOG, IDS, IN_BUFFER, RELEASE, copy_files
+
 Cli = Callable[..., Any]
-BUFFER = "megatron/core/distributed/param_and_grad_buffer.py"
-PATCHES = [p for p in catalog.load().series["core_v0.16"].patches if "0.16.1" in p.header.applies_to]
-IDS = [patch.fix_id for patch in PATCHES]
+# Two fixes or more, and no other file than the one that is edited.
+BUFFER_ONLY = ("--only", ",".join(IN_BUFFER))
+FIRST, LAST = (CATALOG.patch(fix_id, RELEASE) for fix_id in (IN_BUFFER[0], IN_BUFFER[-1]))
+assert FIRST is not None and LAST is not None and FIRST != LAST
 EDIT = b"\n\ndef mine():\n    return 1\n"
 
 
@@ -57,21 +58,21 @@ def test_the_command_keeps_the_edits_and_then_revert_settles(cli: Cli, place: Pa
 
 def test_json_of_settling_names_what_was_forgotten(cli: Cli, tree: Path, buffer: Path) -> None:
     pristine = buffer.read_bytes()
-    assert cli("apply", tree).code == 0
+    assert cli("apply", tree, *BUFFER_ONLY).code == 0
     buffer.write_bytes(pristine + EDIT)
     done = cli("revert", tree, "--json")
-    assert (done.code, done.json["reverted"], done.json["forgotten"]) == (0, [], IDS)
+    assert (done.code, done.json["reverted"], done.json["forgotten"]) == (0, [], IN_BUFFER)
     assert buffer.read_bytes() == pristine + EDIT
 
 
 def test_revert_does_not_settle_while_one_of_the_fixes_is_left(cli: Cli, git: Cli, tree: Path, buffer: Path) -> None:
     git(tree, "init", "-q")
-    assert cli("apply", tree).code == 0
+    assert cli("apply", tree, *BUFFER_ONLY).code == 0
     buffer.write_bytes(buffer.read_bytes() + EDIT)
-    git(tree, "apply", "-R", str(PATCHES[1].path))
+    git(tree, "apply", "-R", str(LAST.path))
     before = buffer.read_bytes()
     done = cli("revert", tree)
-    assert done.code == 1 and PATCHES[0].path.name in done.err and PATCHES[1].path.name not in done.err
+    assert done.code == 1 and FIRST.path.name in done.err and LAST.path.name not in done.err
     assert buffer.read_bytes() == before
     assert (tree / ".git/megatron-fixes/journal.json").is_file()
 
@@ -80,8 +81,10 @@ def test_edits_in_the_fixes_own_lines_are_not_taken_for_their_absence(
     cli: Cli, tree: Path, buffer: Path, contents: Any
 ) -> None:
     pristine = contents(tree)
-    assert cli("apply", tree).code == 0
-    added = next(line for line in PATCHES[0].text.splitlines() if line.startswith("+ ") and "wait_stream" in line)
+    assert cli("apply", tree, "--only", "MF0001").code == 0
+    patch = CATALOG.patch("MF0001", RELEASE)
+    assert patch is not None
+    added = next(line for line in patch.text.splitlines() if line.startswith("+ ") and "wait_stream" in line)
     assert added[1:].encode() in buffer.read_bytes()
     buffer.write_bytes(buffer.read_bytes().replace(added[1:].encode(), added[1:].encode().replace(b"self.", b"mine.")))
     before = contents(tree)
@@ -97,7 +100,7 @@ def test_edits_in_the_fixes_own_lines_are_not_taken_for_their_absence(
 def test_a_text_that_nobody_knows_is_forgotten_by_the_command_that_is_printed(
     cli: Cli, tree: Path, buffer: Path
 ) -> None:
-    assert cli("apply", tree).code == 0
+    assert cli("apply", tree, *BUFFER_ONLY).code == 0
     buffer.write_bytes(b"# of a fork that has another text\n")
     done = cli("revert", tree)
     forget = done.err[done.err.index("rm -r ") :].splitlines()[0]
@@ -108,9 +111,7 @@ def test_a_text_that_nobody_knows_is_forgotten_by_the_command_that_is_printed(
 
 def test_a_tree_moved_to_another_release_settles(cli: Cli, tree: Path, contents: Any) -> None:
     assert cli("apply", tree).code == 0
-    later = fetch("0.17.1", catalog.load().matrix)
-    for path in ("megatron/core/package_info.py", BUFFER):
-        shutil.copyfile(later / path, tree / path)
+    copy_files(fetch("0.17.1", CATALOG.matrix), tree)
     before = {path: content for path, content in contents(tree).items() if not path.startswith(".megatron-fixes/")}
     done = cli("revert", tree)
     assert done.code == 0 and "out already, so only the journal was removed" in done.out
@@ -119,14 +120,15 @@ def test_a_tree_moved_to_another_release_settles(cli: Cli, tree: Path, contents:
 
 def test_what_was_applied_before_an_edit_is_said_to_be_so(cli: Cli, tree: Path, buffer: Path) -> None:
     pristine = buffer.read_bytes()
-    assert cli("apply", tree, "--only", IDS[0]).code == 0
+    assert cli("apply", tree, "--only", IN_BUFFER[0]).code == 0
     buffer.write_bytes(buffer.read_bytes() + EDIT)
     edited = buffer.read_bytes()
-    assert cli("apply", tree, "--only", IDS[1]).code == 0
+    assert cli("apply", tree, "--only", IN_BUFFER[1]).code == 0
     done = cli("revert", tree)
     assert done.code == 0 and buffer.read_bytes() == edited
     assert (
-        f"{IDS[0]} stayed: applied before a file was edited, and revert brought back the bytes of the edit" in done.out
+        f"{IN_BUFFER[0]} stayed: applied before a file was edited, and revert brought back the bytes of the edit"
+        in done.out
     )
     assert "no apply put" not in done.out
     subprocess.run(git_part(done.out.split("take out with")[1].splitlines()[0]), shell=True, check=True, timeout=60)

@@ -1,30 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``scan`` on real 0.16.1 files: verdicts, remedies, what differs in a drifted function; nothing is written."""
+"""``scan`` on real files: verdicts, remedies, what differs in a drifted function; nothing is written."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from megatron_fixes import catalog
 from megatron_fixes.catalog.verdict import Difference
 from megatron_fixes.cli.scan import MAX_DIFFERENCE_LINES, difference_lines
 
 from .. import synthetic
+from .conftest import (
+    BUFFER,
+    CATALOG,
+    IDS,
+    PATCHES,
+    RELEASE,
+    expected,
+    findings,
+    needing_line,
+    requiring,
+    touching,
+)
 
 Cli = Callable[..., Any]
-BUFFER = "megatron/core/distributed/param_and_grad_buffer.py"
-CATALOG = catalog.load()
-PATCHES = [patch for patch in CATALOG.series["core_v0.16"].patches if "0.16.1" in patch.header.applies_to]
-# In start_grad_sync, which MF0001 and MF0003 touch.
+# In start_grad_sync, which MF0001 touches, and other fixes do.
 OLD = b"self.communication_stream.wait_stream(torch.cuda.default_stream())"
-
-
-def verdicts(done: Any) -> dict[str, tuple[str, str | None]]:
-    return {fix["id"]: (fix["verdict"], fix["remedy"]) for fix in done.json["fixes"]}
 
 
 def test_json_has_the_agreed_shape(cli: Cli, tree: Path) -> None:
@@ -33,28 +38,37 @@ def test_json_has_the_agreed_shape(cli: Cli, tree: Path) -> None:
     assert list(done.json) == ["target", "release", "release_source", "interrupted", "from_other_patches", "fixes"]
     assert done.json["from_other_patches"] == []
     assert done.json["interrupted"] is None
-    assert (done.json["target"], done.json["release"]) == (str(tree), "0.16.1")
+    assert (done.json["target"], done.json["release"]) == (str(tree), RELEASE)
     assert done.json["release_source"] == "megatron/core/package_info.py"
     keys = {("id", "slug", "verdict", "remedy", "reason", "differences", "misfit")}
     assert {tuple(fix) for fix in done.json["fixes"]} == keys
     assert [fix["id"] for fix in done.json["fixes"]] == sorted(CATALOG.matrix.fixes)
-    assert verdicts(done) == {patch.fix_id: ("needed", "patch") for patch in PATCHES}
+    assert findings(done) == expected()
 
 
-def test_check_fails_while_a_fix_is_needed(cli: Cli, tree: Path) -> None:
-    assert cli("scan", tree, "--check").code == 1
-    assert cli("apply", tree).code == 0
-    assert cli("scan", tree, "--check").code == 0
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tree with fixes of its own, all of which have a patch and are put in by ``apply``."""
+    synthetic.use(synthetic.build(tmp_path / "distribution"), monkeypatch)
+    return synthetic.write_tree(tmp_path / "small")
+
+
+def test_check_fails_while_a_fix_is_needed(cli: Cli, small: Path) -> None:
+    assert cli("scan", small, "--check").code == 1
+    assert cli("apply", small, "--only", "MF9001,MF9002").code == 0
+    assert cli("scan", small, "--check").code == 1
+    assert cli("apply", small).code == 0
+    assert cli("scan", small, "--check").code == 0
 
 
 def test_a_pipe_gets_one_line_a_fix_and_the_next_command(cli: Cli, tree: Path) -> None:
     lines = cli("scan", tree).out.splitlines()
     assert f"target   {tree}" in lines
-    assert "release  0.16.1 (megatron/core/package_info.py)" in lines
-    for patch in PATCHES:
-        row = next(line for line in lines if line.startswith(patch.fix_id))
-        assert row.split()[:4] == [patch.fix_id, "needed", "patch", CATALOG.matrix.fixes[patch.fix_id].slug]
-        assert row.endswith(CATALOG.matrix.fixes[patch.fix_id].symptom)
+    assert f"release  {RELEASE} (megatron/core/package_info.py)" in lines
+    for fix_id, (verdict, remedy) in expected().items():
+        (row,) = [line for line in lines if line.startswith(fix_id)]
+        assert row.split()[:4] == [fix_id, verdict, remedy or "-", CATALOG.matrix.fixes[fix_id].slug]
+        assert row.endswith(CATALOG.matrix.fixes[fix_id].symptom)
     assert lines[-1] == f"next: megatron-fixes apply {tree}"
 
 
@@ -66,37 +80,55 @@ def test_scan_writes_nothing(cli: Cli, tree: Path, contents: Any) -> None:
 
 def test_a_drifted_function_is_shown_with_what_differs(cli: Cli, tree: Path, buffer: Path) -> None:
     buffer.write_bytes(buffer.read_bytes().replace(OLD, b"wait_for_everything(self)"))
+    drifted = touching("start_grad_sync")
+    blocked = requiring(drifted)
+    rows = {**expected(), **dict.fromkeys(drifted, ("drifted", None))}
+    rows.update(dict.fromkeys(blocked, ("needed", "does-not-fit")))
     done = cli("scan", tree)
-    assert done.code == 0
-    assert "\nMF0001, MF0003 drifted:\n" in done.out
-    assert f"start_grad_sync in {BUFFER}, nearest known text: 0.16.1" in done.out
+    assert done.code == 0 and "MF0001" in drifted
+    assert f"\n{', '.join(drifted)} drifted:\n" in done.out
+    assert f"start_grad_sync in {BUFFER}, nearest known text: {RELEASE}" in done.out
     assert ": wait_for_everything(self)" in done.out
-    assert done.out.splitlines()[-1] == "next: megatron-fixes explain MF0001"
+    fitting = ",".join(sorted(set(IDS).difference(drifted, blocked)))
+    assert done.out.splitlines()[-1] == f"next: megatron-fixes apply {tree} --only {fitting}"
     assert cli("scan", tree, "--check").code == 1
     done = cli("scan", tree, "--json")
-    assert verdicts(done)["MF0001"] == ("drifted", None)
-    (difference,) = done.json["fixes"][0]["differences"]
-    assert list(difference) == ["function", "nearest", "changes"]
-    assert difference["function"].startswith(f"{BUFFER}::") and "0.16.1" in difference["nearest"]
-    assert any("wait_for_everything" in change for change in difference["changes"])
+    assert findings(done) == rows
+    for fix in done.json["fixes"]:
+        for difference in fix["differences"]:
+            assert list(difference) == ["function", "nearest", "changes"]
+            assert difference["function"].startswith(f"{BUFFER}::") and RELEASE in difference["nearest"]
+            assert any("wait_for_everything" in change for change in difference["changes"])
+        assert len(fix["differences"]) == (fix["id"] in drifted)
+
+
+def test_where_nothing_fits_the_next_step_is_to_read_on(cli: Cli, small: Path) -> None:
+    for path in (synthetic.FIRST, synthetic.SECOND):
+        (small / path).write_text((small / path).read_text().replace("return total", "return 1 + total"))
+    assert cli("scan", small).out.splitlines()[-1] == "next: megatron-fixes explain MF9001"
 
 
 def test_a_patch_that_does_not_fit_is_shown_with_the_place(cli: Cli, tree: Path, buffer: Path) -> None:
     # Comments don't count for the verdict, but a hunk needs its lines.
     buffer.write_bytes(buffer.read_bytes().replace(b"# The RS/AR communication stream needs", b"# THE STREAM"))
     done = cli("scan", tree, "--json")
-    assert verdicts(done) == {"MF0001": ("needed", "does-not-fit"), "MF0003": ("needed", "patch")}
-    assert f"does not fit: {BUFFER}:" in done.json["fixes"][0]["reason"]
-    assert done.json["fixes"][0]["misfit"].startswith(f"{BUFFER}:") and done.json["fixes"][1]["misfit"] is None
+    lacking = needing_line("# The RS/AR communication stream needs")
+    misfits = sorted([*lacking, *requiring(lacking)])
+    assert "MF0001" in lacking
+    assert findings(done) == {**expected(), **dict.fromkeys(misfits, ("needed", "does-not-fit"))}
+    for fix in done.json["fixes"]:
+        assert (f"does not fit: {BUFFER}:" in fix["reason"]) == (fix["id"] in misfits)
+        assert (fix["misfit"] or "").startswith(f"{BUFFER}:") == (fix["id"] in misfits) == (fix["misfit"] is not None)
     done = cli("scan", tree)
-    assert "MF0001 does not fit:" in done.out and "THE STREAM" in done.out
-    assert done.out.splitlines()[-1] == f"next: megatron-fixes apply {tree} --only MF0003"
+    assert re.search(r"^(MF\d+, )*MF0001(, MF\d+)* does not fit:$", done.out, re.MULTILINE) and "THE STREAM" in done.out
+    fitting = ",".join(sorted(set(IDS).difference(misfits)))
+    assert done.out.splitlines()[-1] == f"next: megatron-fixes apply {tree} --only {fitting}"
 
 
 def test_a_tree_patched_by_git_is_applied(cli: Cli, git: Cli, tree: Path) -> None:
     git(tree, "init", "-q")
     git(tree, "apply", *(str(patch.path) for patch in PATCHES))
-    assert verdicts(cli("scan", tree, "--json")) == {patch.fix_id: ("applied", None) for patch in PATCHES}
+    assert findings(cli("scan", tree, "--json")) == expected(applied=IDS)
 
 
 def test_a_tree_in_the_working_directory_that_was_not_looked_at_is_pointed_out(
@@ -119,9 +151,9 @@ def test_a_tree_in_the_working_directory_that_was_not_looked_at_is_pointed_out(
     assert note in cli("doctor").err
 
 
-def test_an_applied_tree_is_not_said_to_be_what_prove_looks_at(cli: Cli, tree: Path) -> None:
-    assert cli("apply", tree).code == 0
-    last = cli("scan", tree).out.splitlines()[-1]
+def test_an_applied_tree_is_not_said_to_be_what_prove_looks_at(cli: Cli, small: Path) -> None:
+    assert cli("apply", small).code == 0
+    last = cli("scan", small).out.splitlines()[-1]
     assert last == "next: megatron-fixes prove --release 0.16.1 shows them on the published release"
 
 
@@ -150,17 +182,15 @@ def test_an_interrupted_apply_is_said_and_not_mended(cli: Cli, process: Cli, tre
     assert contents(tree) == before
     done = cli("apply", tree)
     assert done.code == 0 and "mended: an interrupted apply was undone" in done.out
-    assert cli("scan", tree, "--check").code == 0
+    assert findings(cli("scan", tree, "--json")) == expected(applied=IDS)
 
 
 @pytest.mark.parametrize("applied", [False, True])
 def test_each_touched_file_is_parsed_as_it_is_and_as_it_would_be_however_many_fixes_there_are(
-    cli: Cli, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, applied: bool
+    cli: Cli, small: Path, monkeypatch: pytest.MonkeyPatch, applied: bool
 ) -> None:
     from megatron_fixes.patching import scan
 
-    synthetic.use(synthetic.build(tmp_path / "distribution"), monkeypatch)
-    small = synthetic.write_tree(tmp_path / "small")
     if applied:
         assert cli("apply", small).code == 0
     parsed: list[bytes] = []
