@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megatron_fixes.catalog import load
+from megatron_fixes.catalog.ranges import compact
 from megatron_fixes.cli.explain import tested_ranges
 from megatron_fixes.cli.list import patched_releases
-from megatron_fixes.cli.ranges import compact
 from megatron_fixes.errors import MegatronFixesError, UsageError
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from packaging.version import Version
 
 from megatron_fixes.catalog.fingerprint import OUTSIDE
 from megatron_fixes.catalog.known import ABSENT
+from megatron_fixes.catalog.ranges import compact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -150,10 +151,7 @@ def _explain(
     names = {function: function.split("::")[1].rsplit(".", 1)[-1] for function in places}
     common = set.intersection(*(set(releases) for releases in places.values()))
     if not common:
-        texts = [
-            f"{'' if f in present else 'no '}{names[f]} as in {' or '.join(sorted(r, key=Version))}"
-            for f, r in places.items()
-        ]
+        texts = [f"{'' if f in present else 'no '}{names[f]} as in {compact(r, fix.cells)}" for f, r in places.items()]
         return Finding(fix_id, "drifted", "a mixture of releases: " + "; ".join(texts))
     verdicts: dict[str, Verdict] = {}
     for release in common:
@@ -175,8 +173,8 @@ def _explain(
         release = min(verdicts, key=lambda r: (order.index(verdicts[r]), Version(r)))
     verdict = verdicts[release]
     functions = ", ".join(dict.fromkeys(names[function] for function in present or places))
-    alike = sorted((r for r, v in verdicts.items() if v == verdict), key=Version)
-    text = f"{functions} as in {', '.join(alike)}" + (" with the fix" if verdict == "applied" else "")
+    alike = [release for release, other in verdicts.items() if other == verdict]
+    text = f"{functions} as in {compact(alike, fix.cells)}" + (" with the fix" if verdict == "applied" else "")
     if claimed is not None and claimed not in verdicts:
         text += f", though the target calls itself {claimed}"
     return Finding(fix_id, verdict, text, release)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from megatron_fixes.catalog.ranges import compact
 from megatron_fixes.cli import output
 from megatron_fixes.cli.list import patched_releases
 from megatron_fixes.cli.options import json_option
-from megatron_fixes.cli.ranges import compact
 from megatron_fixes.patching.ids import require_fixes
 from megatron_fixes.patching.shell import quote
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from megatron_fixes.catalog.ranges import compact
 from megatron_fixes.cli import output
 from megatron_fixes.cli.options import json_option, known_releases, release_option
-from megatron_fixes.cli.ranges import compact
 
 if TYPE_CHECKING:
     from megatron_fixes.catalog import Catalog

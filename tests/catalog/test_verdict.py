@@ -66,8 +66,8 @@ def test_a_known_text_gets_its_verdict_whatever_the_target_claims(text: str, exp
 
 
 def test_a_claim_that_the_text_contradicts_is_pointed_out() -> None:
-    assert verdict(OLD, "0.3.0").reason == "finish, start as in 0.2.0, 0.2.1, though the target calls itself 0.3.0"
-    assert verdict(OLD, "0.2.1").reason == "finish, start as in 0.2.0, 0.2.1"
+    assert verdict(OLD, "0.3.0").reason == "finish, start as in 0.2.0 - 0.2.1, though the target calls itself 0.3.0"
+    assert verdict(OLD, "0.2.1").reason == "finish, start as in 0.2.0 - 0.2.1"
 
 
 def test_the_claimed_release_breaks_a_tie() -> None:
@@ -121,7 +121,7 @@ def test_releases_are_put_in_order_of_version() -> None:
     }
     wider = Known(1, {}, known().touches, table)
     finding = judge("MF0001", Fix("slug", "s", "h", "0.2.0", (), newer), wider, look(OLD), None)
-    assert finding.reason == "finish, start as in 0.2.0, 0.2.1, 0.10.0"
+    assert finding.reason == "finish, start as in 0.2.0 - 0.2.1, 0.10.0"
 
 
 def adding() -> Known:
@@ -140,9 +140,9 @@ def adding() -> Known:
 @pytest.mark.parametrize(
     ("text", "expected", "reason"),
     [
-        (OLD, "needed", "finish, start as in 0.2.0, 0.2.1"),
+        (OLD, "needed", "finish, start as in 0.2.0 - 0.2.1"),
         (BEFORE, "not-affected", "finish, start as in 0.1.0"),
-        (FIXED + "\ndef help():\n    pass\n", "applied", "finish, start, help as in 0.2.0, 0.2.1 with the fix"),
+        (FIXED + "\ndef help():\n    pass\n", "applied", "finish, start, help as in 0.2.0 - 0.2.1 with the fix"),
         (FIXED, "drifted", "half applied: finish, start has the fix, help has not"),
         (OLD + "\ndef help():\n    pass\n", "drifted", "half applied: help has the fix, finish, start has not"),
         (OLD + "\ndef help():\n    mine()\n", "drifted", "help is not a known text (nearest: 0.2.1 with MF0001)"),

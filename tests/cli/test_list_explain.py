@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from megatron_fixes import catalog
+from megatron_fixes.catalog.ranges import compact
 from megatron_fixes.cli.explain import MEANS, NUMERICS, changed_lines
-from megatron_fixes.cli.ranges import compact
 from megatron_fixes.patching.hunks import touched_paths
 
 Cli = Callable[..., Any]
