@@ -100,11 +100,19 @@ def test_the_compiled_matrix_is_the_matrix() -> None:
 def test_an_applied_tree_is_left_as_it_is(finder: OverlayFinder, tmp_path: Path) -> None:
     tree = fetch("0.16.1", CATALOG.matrix)
     plan = make_plan(find_target(tree), CATALOG)
-    for path in (*plan.changes, "megatron/core/package_info.py", "megatron/core/__init__.py"):
+    files = [path for path in load_tables().paths.values() if (tree / path).is_file()]
+    texts = {path: plan.changes[path][1] if path in plan.changes else (tree / path).read_bytes() for path in files}
+    others = ("megatron/core/package_info.py", "megatron/core/__init__.py")
+    for path, content in {**{path: (tree / path).read_bytes() for path in others}, **texts}.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_bytes(plan.changes[path][1] if path in plan.changes else (tree / path).read_bytes())
-    found = loaded(finder, tmp_path, ("all",), tmp_path / "cache")
-    assert found == {path: after for path, (_, after) in plan.changes.items()}
+        (tmp_path / path).write_bytes(content)
+    assert loaded(finder, tmp_path, ("all",), tmp_path / "cache") == texts
     (held,) = finder.process().decisions.values()
-    assert {fix.state for fix in held.decision.fixes} == {"applied"}
-    assert held.decision.refusals == ()
+    states = {row.finding.fix_id: row.finding.verdict for row in plan.already}
+    states.update({patch.fix_id: "applied" for patch in plan.patches})
+    left = {"gated": plan.gated, "refused": plan.without_patch}
+    assert {fix.fix: fix.state for fix in held.decision.fixes} == {
+        **states,
+        **{row.finding.fix_id: state for state, rows in left.items() for row in rows},
+    }
+    assert [refusal.fix for refusal in held.decision.refusals] == [row.finding.fix_id for row in plan.without_patch]

@@ -25,7 +25,8 @@ import {module}
 dist.init_process_group("gloo")
 try:
     status = megatron_fixes.check_ranks()
-    seen = [dist.get_rank(), status.in_force, status.modules[0].state, status.cache.state]
+    states = [one.state for one in status.modules if one.module == "{module}"]
+    seen = [dist.get_rank(), status.in_force, *states, status.cache.state]
 except Exception as error:
     seen = [dist.get_rank(), type(error).__name__, error.message]
 # In one write, as both ranks share the pipe.
@@ -55,10 +56,10 @@ def test_real_megatron_under_torchrun(real: Callable[[Path], Any], release_tree:
     module = "megatron.core.distributed.param_and_grad_buffer"
     (tmp_path / "train.py").write_text(JOB.format(first="", module=module))
     environ = {**QUIET, "PYTHONPATH": str(release_tree), "MEGATRON_FIXES_STRICT": "1"}
-    done = env.start([*TORCHRUN, "train.py"], **environ)
     known = catalog.load()
     needed = [fix_id for fix_id, fix in known.matrix.fixes.items() if fix.cells["0.16.1"].verdict == "needed"]
     in_force = sorted(fix_id for fix_id in needed if known.patch(fix_id, "0.16.1"))
+    done = env.start([*TORCHRUN, "train.py"], on=",".join(in_force), **environ)
     assert lines(done.stdout) == [[rank, in_force, "patched", "used"] for rank in (0, 1)]
     assert "megatron-fixes:" not in done.stderr
 
