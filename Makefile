@@ -5,7 +5,7 @@
 # Variables, for the command line:
 #   PYTHON   interpreter to build .venv with (default: the first usable of python3.11, 3.12, 3.13, 3.10, python3)
 #   TORCH    what pip installs as torch (default torch==2.13.0); empty: install none, and leave its tests out
-#   WORKERS  processes that the tests are spread over (default: one a core)
+#   WORKERS  processes that the files of tests are spread over (default: one a core)
 #   ARGS     more arguments for pytest, e.g. make pytest ARGS="tests/catalog -k header"
 #   BIN      folder of an environment that is ready made; nothing is installed then
 
@@ -53,7 +53,7 @@ pytest: $(READY) ## the tests alone; ARGS="…" is passed on
 	if ! $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)'; then \
 	  echo "torch is not installed: leaving out $(NEEDS_TORCH)"; ignore=($(NEEDS_TORCH:%=--ignore=%)); \
 	fi; \
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup "$${ignore[@]}" --durations=10 --durations-min=1 $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile "$${ignore[@]}" --durations=10 --durations-min=1 $(ARGS)
 
 ruff: $(READY)
 	@echo "== ruff check"

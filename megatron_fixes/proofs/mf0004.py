@@ -9,6 +9,8 @@ Each case is a sequence of batches through one DDP, with one bucket and with one
 
 * ``first-batch``: the first batch is abandoned in its first or second pass, or leaves a parameter unused.
 * ``fewer-passes``: two passes, then one; with one and two distributed-optimizer instances.
+* ``fewer-on-one-rank``: one rank runs out of data. Its collectives must pair with those of its peers, whose hooks
+  dispatch in an order that is not that of the buckets.
 * ``more-passes``: two passes, then three; the same. Refused is enough here: when the third gradient comes, the
   reduction of the first two is under way. Then three passes again.
 * ``dispatched-twice``: two passes that each end with ``DDP.start_grad_sync``, as a pipeline schedule that is called
@@ -20,6 +22,7 @@ After a batch that was refused or abandoned, reductions under way are waited for
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -46,6 +49,8 @@ class Batch:
         abandoned: Left by an exception in the middle of the last pass.
         unused: The first layer takes no part in it.
         dispatched: Each pass runs under ``no_sync`` and ends with ``start_grad_sync``.
+        short_rank: A rank that runs one pass less than the others.
+        diagnostic: A backward pass under ``no_sync`` follows when it is finished; its gradients are thrown away.
         refusable: An error is as good as right gradients.
         overlaps: The reduction must be under way before ``finish_grad_sync``.
     """
@@ -54,8 +59,14 @@ class Batch:
     abandoned: bool = False
     unused: bool = False
     dispatched: bool = False
+    short_rank: int | None = None
+    diagnostic: bool = False
     refusable: bool = False
     overlaps: bool = False
+
+    def passes_of(self, rank: int) -> int:
+        """How many passes a rank runs."""
+        return self.passes - (rank == self.short_rank)
 
 
 Sequences = dict[str, tuple[Batch, ...]]
@@ -66,7 +77,11 @@ FIRST_BATCH: Sequences = {
     "abandoned in the second pass": (Batch(2, abandoned=True), TWO, Batch(2, overlaps=True)),
     "a parameter unused": (Batch(1, unused=True, refusable=True), ONE, Batch(1, overlaps=True)),
 }
-FEWER_PASSES: Sequences = {"fewer": (TWO, Batch(2, overlaps=True), ONE, Batch(2, overlaps=True), ONE)}
+FEWER_PASSES: Sequences = {
+    "fewer": (TWO, Batch(2, overlaps=True), ONE, Batch(2, overlaps=True), ONE),
+    "a diagnostic pass after each": (*[Batch(2, diagnostic=True)] * 3, Batch(1, diagnostic=True), TWO),
+}
+FEWER_ON_ONE_RANK: Sequences = {"fewer on one rank": (TWO, Batch(2, overlaps=True), Batch(2, short_rank=1))}
 MORE_PASSES: Sequences = {
     "more": (TWO, Batch(2, overlaps=True), Batch(3, refusable=True), THREE, Batch(3, overlaps=True), TWO),
 }
@@ -94,15 +109,15 @@ class _Bomb(torch.autograd.Function):
 
 
 class _Model(torch.nn.Module):
-    """Two layers with the bomb between them."""
+    """Three layers with the bomb after the first; they are not used in the order in which they are registered."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(4)
-        self.first, self.last = torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.Linear(HIDDEN, HIDDEN)
+        self.middle, self.last, self.first = (torch.nn.Linear(HIDDEN, HIDDEN) for _ in range(3))
 
     def forward(self, data: torch.Tensor, skip_first: bool) -> torch.Tensor:
-        output: torch.Tensor = self.last(data if skip_first else _Bomb.apply(self.first(data)))
+        output: torch.Tensor = self.last(self.middle(data if skip_first else _Bomb.apply(self.first(data))))
         return output
 
 
@@ -114,7 +129,7 @@ def _loss(module: torch.nn.Module, rank: int, number: int, part: int, batch: Bat
 
 
 def _passes(ddp: Any, rank: int, number: int, batch: Batch) -> None:
-    for part in range(batch.passes):
+    for part in range(batch.passes_of(rank)):
         _Bomb.armed = batch.abandoned and part == batch.passes - 1
         if batch.dispatched:
             with ddp.no_sync():
@@ -127,7 +142,9 @@ def _passes(ddp: Any, rank: int, number: int, batch: Batch) -> None:
 def _drain(ddp: Any) -> None:
     for group in ddp.bucket_groups:
         if group.grad_reduce_handle is not None:
-            group.grad_reduce_handle.wait()
+            # A peer that refused the batch may be gone.
+            with suppress(RuntimeError):
+                group.grad_reduce_handle.wait()
             group.grad_reduce_handle = None
 
 
@@ -150,19 +167,25 @@ def _batch(ddp: Any, rank: int, number: int, batch: Batch) -> dict[str, Any]:
         _Bomb.armed = False
 
     def loss(module: torch.nn.Module, peer: int) -> torch.Tensor:
-        return torch.stack([_loss(module, peer, number, part, batch) for part in range(batch.passes)]).sum()
+        return torch.stack([_loss(module, peer, number, part, batch) for part in range(batch.passes_of(peer))]).sum()
 
     peers = range(parallel_state.get_data_parallel_world_size())
     expected = reference_gradients(ddp.module, [partial(loss, peer=peer) for peer in peers])
-    return {**compare(ddp, expected), "under_way": under_way}
+    report = {**compare(ddp, expected), "under_way": under_way}
+    if batch.diagnostic:
+        with ddp.no_sync():
+            _loss(ddp, rank, number, batch.passes, batch).backward()
+    return report
 
 
-def _run(rank: int, *, sequences: Sequences, instances: Sequence[int]) -> dict[str, Any]:
+def _run(
+    rank: int, *, sequences: Sequences, instances: Sequence[int], bucket_sizes: Sequence[int | None]
+) -> dict[str, Any]:
     reports: dict[str, Any] = {name: {} for name in sequences}
     for count in instances:
         parallel_state.initialize_model_parallel(num_distributed_optimizer_instances=count)
         for name, batches in sequences.items():
-            for bucket_size in (1, None):
+            for bucket_size in bucket_sizes:
                 ddp = wrap(_Model(), transformer_config(), instances=count, bucket_size=bucket_size)
                 setup = f"{count} instances, {'one bucket' if bucket_size is None else 'a bucket each parameter'}"
                 reports[name][setup] = [_batch(ddp, rank, number, batch) for number, batch in enumerate(batches)]
@@ -202,8 +225,14 @@ def judge_batches(evidence: Sequence[dict[str, dict[str, Any]]], *, sequences: S
     return Judgement("clean", f"{batches} batches, {refused} of them refused by an error that is due, none wrong")
 
 
-def _case(name: str, sequences: Sequences, ranks: int, instances: Sequence[int] = (1,)) -> Case:
-    run = partial(_run, sequences=sequences, instances=instances)
+def _case(
+    name: str,
+    sequences: Sequences,
+    ranks: int,
+    instances: Sequence[int] = (1,),
+    bucket_sizes: Sequence[int | None] = (1, None),
+) -> Case:
+    run = partial(_run, sequences=sequences, instances=instances, bucket_sizes=bucket_sizes)
     return Case(name, "gloo", ranks, run, partial(judge_batches, sequences=sequences))
 
 
@@ -212,6 +241,7 @@ PROOF = Proof(
     (
         _case("first-batch", FIRST_BATCH, 2),
         _case("fewer-passes", FEWER_PASSES, 4, instances=(1, 2)),
+        _case("fewer-on-one-rank", FEWER_ON_ONE_RANK, 2, bucket_sizes=(1,)),
         _case("more-passes", MORE_PASSES, 4, instances=(1, 2)),
         _case("dispatched-twice", DISPATCHED_TWICE, 2),
         CONTROL,

@@ -21,13 +21,7 @@ from megatron_fixes.catalog.expectation import VARIANTS, expected_outcome
 pytestmark = pytest.mark.timeout(900)
 CATALOG = catalog.load()
 FIXES = tuple(CATALOG.matrix.fixes)
-# What is run over a release is run once, by one worker.
-CELLS = [
-    pytest.param(release, variant, fix_id, marks=pytest.mark.xdist_group(release), id=f"{release}-{variant}-{fix_id}")
-    for release in CATALOG.matrix.releases
-    for variant in VARIANTS
-    for fix_id in FIXES
-]
+CELLS = [(release, variant, fix) for release in CATALOG.matrix.releases for variant in VARIANTS for fix in FIXES]
 
 
 @cache
@@ -46,7 +40,7 @@ def controls(release: str, variant: str) -> list[dict[str, Any]]:
     return by_rank
 
 
-@pytest.mark.parametrize(("release", "variant", "fix_id"), CELLS)
+@pytest.mark.parametrize(("release", "variant", "fix_id"), CELLS, ids=["-".join(cell) for cell in CELLS])
 def test_the_outcome_is_the_one_that_the_matrix_leads_one_to_expect(release: str, variant: str, fix_id: str) -> None:
     result = prove(release)[variant, fix_id]
     assert result["outcome"] == expected_outcome(CATALOG, fix_id, release, variant), result["evidence"]
@@ -60,14 +54,10 @@ def test_the_outcome_is_the_one_that_the_matrix_leads_one_to_expect(release: str
         assert {case["outcome"] for case in cases if "control" in case} == {"clean"}
 
 
-@pytest.mark.parametrize(
-    "release",
-    [
-        pytest.param(release, marks=pytest.mark.xdist_group(release))
-        for release in CATALOG.matrix.releases
-        if CATALOG.patch("MF0006", release)
-    ],
-)
+PATCHED = [release for release in CATALOG.matrix.releases if CATALOG.patch("MF0006", release)]
+
+
+@pytest.mark.parametrize("release", PATCHED)
 def test_training_that_mf0006_is_not_about_keeps_every_bit(release: str) -> None:
     """No overflow or one in both, constant scale, bf16, a chain of one, an optimizer by itself, equal scales loaded."""
     bits = {variant: [rank["bits"] for rank in controls(release, variant)] for variant in VARIANTS}
