@@ -7,7 +7,8 @@ backward pass.
 
 Each case is a sequence of batches through one DDP, with one bucket and with one for each parameter:
 
-* ``first-batch``: the first batch is abandoned in its first or second pass, or leaves a parameter unused.
+* ``first-batch``: the first batch is abandoned in its first or second pass, or leaves a parameter unused. Also a batch
+  over buffers that were not zeroed, which with several instances no release refuses.
 * ``fewer-passes``: two passes, then one; with one and two distributed-optimizer instances.
 * ``fewer-on-one-rank``: one rank runs out of data. Its collectives must pair with those of its peers, whose hooks
   dispatch in an order that is not that of the buckets.
@@ -51,6 +52,7 @@ class Batch:
         dispatched: Each pass runs under ``no_sync`` and ends with ``start_grad_sync``.
         short_rank: A rank that runs one pass less than the others.
         diagnostic: A backward pass under ``no_sync`` follows when it is finished; its gradients are thrown away.
+        unzeroed: The gradients of the batch before, reduced already, are still in the buffers.
         refusable: An error is as good as right gradients.
         overlaps: The reduction must be under way before ``finish_grad_sync``.
     """
@@ -61,6 +63,7 @@ class Batch:
     dispatched: bool = False
     short_rank: int | None = None
     diagnostic: bool = False
+    unzeroed: bool = False
     refusable: bool = False
     overlaps: bool = False
 
@@ -73,6 +76,7 @@ Sequences = dict[str, tuple[Batch, ...]]
 
 ONE, TWO, THREE = Batch(1), Batch(2), Batch(3)
 FIRST_BATCH: Sequences = {
+    "not zeroed": (ONE, Batch(1, overlaps=True), Batch(1, unzeroed=True, refusable=True)),
     "abandoned": (Batch(1, abandoned=True), ONE, Batch(1, overlaps=True)),
     "abandoned in the second pass": (Batch(2, abandoned=True), TWO, Batch(2, overlaps=True)),
     "a parameter unused": (Batch(1, unused=True, refusable=True), ONE, Batch(1, overlaps=True)),
@@ -151,7 +155,8 @@ def _drain(ddp: Any) -> None:
 def _batch(ddp: Any, rank: int, number: int, batch: Batch) -> dict[str, Any]:
     """Run one batch; report a comparison, or the error that refused it."""
     try:
-        ddp.zero_grad_buffer()
+        if not batch.unzeroed:
+            ddp.zero_grad_buffer()
         _passes(ddp, rank, number, batch)
         # With several instances there is no handle to tell by.
         handles = ddp.ddp_config.num_distributed_optimizer_instances == 1
