@@ -166,7 +166,10 @@ def _print(target: Target, rows: Sequence[Row], catalog: Catalog, where: str) ->
                 row.remedy or "",
                 catalog.matrix.fixes[row.finding.fix_id].slug,
                 row.finding.reason,
-                catalog.matrix.fixes[row.finding.fix_id].symptom,
+                # Of a defect that is not there nobody sees anything.
+                catalog.matrix.fixes[row.finding.fix_id].symptom
+                if row.finding.verdict in ("needed", "drifted")
+                else "",
             )
             for row in rows
         ],

@@ -66,7 +66,8 @@ def call_backend(hook: str, tree: Path, out: Path, umask: int = -1) -> Path:
 def unpacked(sdist: Path, to: Path) -> Path:
     """Unpack as pip and build do: owner and group write bits and such are not taken over."""
     with tarfile.open(sdist) as archive:
-        archive.extractall(to, filter="data")
+        # Python 3.11.2 (Debian 12) and older patch releases have no filters.
+        archive.extractall(to, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     (tree,) = to.iterdir()
     return tree
 
