@@ -24,7 +24,7 @@ from megatron_fixes.proofs.releases import fetch
 
 RELEASE, COLUMNS = "0.16.1", 116
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = (["scan", "Megatron-LM"], ["apply", "Megatron-LM"], ["prove", "--release", RELEASE])
+COMMANDS = (["scan", "Megatron-LM"], ["apply", "Megatron-LM"], ["prove", "MF0003", "--release", RELEASE])
 
 
 def on_terminal(arguments: list[str], folder: str) -> str:
