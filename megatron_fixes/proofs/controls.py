@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from megatron.core import parallel_state
 
-from megatron_fixes.proofs.ddp import compare, judge_gradients, reference_gradients, transformer_config, wrap
+from megatron_fixes.proofs.ddp import backward, compare, judge_gradients, reference_gradients, transformer_config, wrap
 from megatron_fixes.proofs.proof import Case
 
 if TYPE_CHECKING:
@@ -60,12 +60,7 @@ def _zero(ddp: Any, zeroing: str) -> None:
 
 
 def _step(ddp: Any, dispatch: str, data: torch.Tensor) -> None:
-    if dispatch == "schedule":
-        with ddp.no_sync():
-            _loss(ddp, data).backward()
-        ddp.start_grad_sync()
-    else:
-        _loss(ddp, data).backward()
+    backward(ddp, partial(_loss, data=data), scheduled=dispatch == "schedule")
     ddp.finish_grad_sync()
 
 

@@ -58,6 +58,44 @@ def wrap(
     return DistributedDataParallel(config, ddp_config, module)
 
 
+class Abandon(Exception):
+    """Raised by ``Bomb`` in backward; the training loop catches it."""
+
+
+class Bomb(torch.autograd.Function):
+    """Identity whose backward raises ``Abandon`` while ``armed``."""
+
+    armed = False
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        """Pass the value on; any dtype, shape and device."""
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Pass the gradient on, or raise."""
+        if Bomb.armed:
+            raise Abandon
+        return gradients[0]
+
+
+def backward(ddp: Any, loss: Callable[[torch.nn.Module], torch.Tensor], *, scheduled: bool) -> None:
+    """Run one backward pass and have the gradients reduced, by the hooks or as the pipeline schedules do it.
+
+    Args:
+        ddp: As from ``wrap``.
+        loss: Takes it and returns a scalar, shape ``()``.
+        scheduled: The pass runs under ``no_sync``, and ``start_grad_sync`` comes after it.
+    """
+    if scheduled:
+        with ddp.no_sync():
+            loss(ddp).backward()
+        ddp.start_grad_sync()
+    else:
+        loss(ddp).backward()
+
+
 def reference_gradients(
     module: torch.nn.Module, losses: Iterable[Callable[[torch.nn.Module], torch.Tensor]]
 ) -> dict[str, torch.Tensor]:

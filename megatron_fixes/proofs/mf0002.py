@@ -26,7 +26,15 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from megatron_fixes.proofs.controls import CONTROL
-from megatron_fixes.proofs.ddp import compare, reference_gradients, transformer_config, wrap
+from megatron_fixes.proofs.ddp import (
+    Abandon,
+    Bomb,
+    backward,
+    compare,
+    reference_gradients,
+    transformer_config,
+    wrap,
+)
 from megatron_fixes.proofs.proof import Case, Judgement, Proof
 from megatron_fixes.proofs.recorder import recording
 
@@ -35,26 +43,6 @@ if TYPE_CHECKING:
 
 HIDDEN, STEPS, ABANDONED = 8, 4, 1
 LATE_S, BOUND_S, PATIENCE_S = 0.3, 1.0, 10.0
-
-
-class _Abandon(Exception):
-    """Raised in backward; the training loop catches it."""
-
-
-class _Bomb(torch.autograd.Function):
-    """Identity whose backward raises while ``armed``."""
-
-    armed = False
-
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        if _Bomb.armed:
-            raise _Abandon
-        return gradients[0]
 
 
 class _Model(torch.nn.Module):
@@ -68,7 +56,7 @@ class _Model(torch.nn.Module):
             parameter.allreduce = False  # type: ignore[attr-defined]
 
     def forward(self, data: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.last(_Bomb.apply(self.first(data)))
+        output: torch.Tensor = self.last(Bomb.apply(self.first(data)))
         return output
 
 
@@ -81,23 +69,18 @@ def _loss(module: torch.nn.Module, data: torch.Tensor) -> torch.Tensor:
 
 
 def _backward(ddp: Any, data: torch.Tensor, dispatch: str) -> None:
-    if dispatch == "schedule":
-        with ddp.no_sync():
-            _loss(ddp, data).backward()
-        ddp.start_grad_sync()
-    else:
-        _loss(ddp, data).backward()
+    backward(ddp, partial(_loss, data=data), scheduled=dispatch == "schedule")
 
 
 def _abandon(ddp: Any, data: torch.Tensor, dispatch: str, *, armed: bool = True) -> None:
     """Leave a step without ``finish_grad_sync``; not armed, after the whole backward pass."""
-    _Bomb.armed = armed and dispatch == "hooks"
+    Bomb.armed = armed and dispatch == "hooks"
     try:
         _backward(ddp, data, dispatch)
-    except _Abandon:
+    except Abandon:
         pass
     finally:
-        _Bomb.armed = False
+        Bomb.armed = False
 
 
 def _steps(ddp: Any, rank: int, dispatch: str) -> dict[str, Any]:

@@ -32,7 +32,15 @@ import torch
 from megatron.core import parallel_state
 
 from megatron_fixes.proofs.controls import CONTROL
-from megatron_fixes.proofs.ddp import compare, reference_gradients, transformer_config, wrap
+from megatron_fixes.proofs.ddp import (
+    Abandon,
+    Bomb,
+    backward,
+    compare,
+    reference_gradients,
+    transformer_config,
+    wrap,
+)
 from megatron_fixes.proofs.proof import Case, Judgement, Proof
 
 if TYPE_CHECKING:
@@ -92,26 +100,6 @@ MORE_PASSES: Sequences = {
 DISPATCHED_TWICE: Sequences = {"twice": (Batch(2, dispatched=True, refusable=True),)}
 
 
-class _Abandon(Exception):
-    """Raised in backward; the training loop catches it."""
-
-
-class _Bomb(torch.autograd.Function):
-    """Identity whose backward raises while ``armed``."""
-
-    armed = False
-
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        if _Bomb.armed:
-            raise _Abandon
-        return gradients[0]
-
-
 class _Model(torch.nn.Module):
     """Three layers with the bomb after the first; they are not used in the order in which they are registered."""
 
@@ -121,7 +109,7 @@ class _Model(torch.nn.Module):
         self.middle, self.last, self.first = (torch.nn.Linear(HIDDEN, HIDDEN) for _ in range(3))
 
     def forward(self, data: torch.Tensor, skip_first: bool) -> torch.Tensor:
-        output: torch.Tensor = self.last(self.middle(data if skip_first else _Bomb.apply(self.first(data))))
+        output: torch.Tensor = self.last(self.middle(data if skip_first else Bomb.apply(self.first(data))))
         return output
 
 
@@ -134,13 +122,9 @@ def _loss(module: torch.nn.Module, rank: int, number: int, part: int, batch: Bat
 
 def _passes(ddp: Any, rank: int, number: int, batch: Batch) -> None:
     for part in range(batch.passes_of(rank)):
-        _Bomb.armed = batch.abandoned and part == batch.passes - 1
-        if batch.dispatched:
-            with ddp.no_sync():
-                _loss(ddp, rank, number, part, batch).backward()
-            ddp.start_grad_sync()
-        else:
-            _loss(ddp, rank, number, part, batch).backward()
+        Bomb.armed = batch.abandoned and part == batch.passes - 1
+        loss = partial(_loss, rank=rank, number=number, part=part, batch=batch)
+        backward(ddp, loss, scheduled=batch.dispatched)
 
 
 def _drain(ddp: Any) -> None:
@@ -162,14 +146,14 @@ def _batch(ddp: Any, rank: int, number: int, batch: Batch) -> dict[str, Any]:
         handles = ddp.ddp_config.num_distributed_optimizer_instances == 1
         under_way = not handles or all(group.grad_reduce_handle is not None for group in ddp.bucket_groups)
         ddp.finish_grad_sync()
-    except _Abandon:
+    except Abandon:
         _drain(ddp)
         return {}
     except (AssertionError, RuntimeError) as error:
         _drain(ddp)
         return {"refused": f"{type(error).__name__}: {error}"}
     finally:
-        _Bomb.armed = False
+        Bomb.armed = False
 
     def loss(module: torch.nn.Module, peer: int) -> torch.Tensor:
         return torch.stack([_loss(module, peer, number, part, batch) for part in range(batch.passes_of(peer))]).sum()
