@@ -142,3 +142,8 @@ def build(folder: Path, edits: Mapping[str, Mapping[str, tuple[str, str]]] = EDI
 def use(distribution: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process take patches and tables from a distribution."""
     monkeypatch.setattr("megatron_fixes.catalog.data._PACKAGE", distribution / "megatron_fixes")
+
+
+def edited(tree: Path) -> dict[str, bytes]:
+    """The two files that the fixes edit, as a tree has them."""
+    return {path: (tree / path).read_bytes() for path in (FIRST, SECOND)}

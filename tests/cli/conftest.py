@@ -23,6 +23,8 @@ from megatron_fixes.cli.main import main
 from megatron_fixes.overlay.tables import load_tables
 from megatron_fixes.patching.hunks import touched_paths
 
+from .. import synthetic
+
 ROOT = Path(__file__).resolve().parents[2]
 BUFFER = "megatron/core/distributed/param_and_grad_buffer.py"
 # All that find_target and the fixes look at; the rest of a release would only be copied.
@@ -189,3 +191,15 @@ def git() -> Callable[..., str]:
         return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True, timeout=60).stdout
 
     return run
+
+
+@pytest.fixture(scope="module")
+def distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The distribution of ``tests/synthetic.py``."""
+    return synthetic.build(tmp_path_factory.mktemp("distribution") / "synthetic")
+
+
+@pytest.fixture
+def synthetic_fixes(distribution: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this process use that distribution's fixes."""
+    synthetic.use(distribution, monkeypatch)

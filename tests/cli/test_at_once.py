@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from .. import synthetic
-from ..synthetic import FIRST, IDS, SECOND, patched
+from ..synthetic import FIRST, IDS, edited, patched
 
 Cli = Callable[..., Any]
 OLD, NEW = patched(), patched(*IDS)
@@ -25,14 +25,7 @@ WAITING = (
 )
 
 
-@pytest.fixture(scope="module")
-def distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return synthetic.build(tmp_path_factory.mktemp("distribution") / "synthetic")
-
-
-@pytest.fixture(autouse=True)
-def _use_it(distribution: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synthetic.use(distribution, monkeypatch)
+pytestmark = pytest.mark.usefixtures("synthetic_fixes")
 
 
 def at_once(distribution: Path, tree: Path, *commands: str) -> list[tuple[int, str, str]]:
@@ -53,10 +46,6 @@ def at_once(distribution: Path, tree: Path, *commands: str) -> list[tuple[int, s
         process.stdin = None  # communicate would flush it
     ended = [process.communicate(timeout=60) for process in processes]
     return [(process.returncode, *texts) for process, texts in zip(processes, ended, strict=True)]
-
-
-def edited(tree: Path) -> dict[str, bytes]:
-    return {path: (tree / path).read_bytes() for path in (FIRST, SECOND)}
 
 
 def says_what_to_do(error: str) -> bool:

@@ -23,25 +23,14 @@ import pytest
 from megatron_fixes.cli.main import main
 
 from .. import synthetic
-from ..synthetic import FIRST, IDS, SECOND, patched
+from ..synthetic import FIRST, IDS, SECOND, edited, patched
 
 Cli = Callable[..., Any]
 OLD, NEW = patched(), patched(*IDS)
 NOBODY = 65534
 
 
-@pytest.fixture(scope="module")
-def distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return synthetic.build(tmp_path_factory.mktemp("distribution") / "synthetic")
-
-
-@pytest.fixture(autouse=True)
-def _use_it(distribution: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synthetic.use(distribution, monkeypatch)
-
-
-def edited(tree: Path) -> dict[str, bytes]:
-    return {path: (tree / path).read_bytes() for path in (FIRST, SECOND)}
+pytestmark = pytest.mark.usefixtures("synthetic_fixes")
 
 
 # Every call that writes fails in its turn

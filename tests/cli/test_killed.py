@@ -19,26 +19,14 @@ import pytest
 from megatron_fixes.cli.main import main
 
 from .. import synthetic
-from ..synthetic import FIRST, IDS, SECOND, patched
+from ..synthetic import FIRST, IDS, SECOND, edited, patched
 from ..system_calls import looks, survives, sweep, trace
 
 Cli = Callable[..., Any]
 OLD, NEW = patched(), patched(*IDS)
 
 
-@pytest.fixture(scope="module")
-def distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return synthetic.build(tmp_path_factory.mktemp("distribution") / "synthetic")
-
-
-@pytest.fixture(autouse=True)
-def _use_it(distribution: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synthetic.use(distribution, monkeypatch)
-
-
-def edited(tree: Path) -> dict[str, bytes]:
-    """The two files that fixes edit."""
-    return {path: (tree / path).read_bytes() for path in (FIRST, SECOND)}
+pytestmark = pytest.mark.usefixtures("synthetic_fixes")
 
 
 def half(command: str) -> Callable[[Path], None]:

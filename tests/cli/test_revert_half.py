@@ -11,25 +11,16 @@ from typing import Any
 import pytest
 
 from .. import synthetic
-from ..synthetic import EDITS, FIRST, SECOND, patched
+from ..synthetic import EDITS, FIRST, SECOND, edited, patched
 
 Cli = Callable[..., Any]
 EDIT = b"def mine(total):\n    return total\n\n\n"
-
-
-@pytest.fixture(scope="module")
-def distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return synthetic.build(tmp_path_factory.mktemp("distribution") / "synthetic")
 
 
 @pytest.fixture
 def small(distribution: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     synthetic.use(distribution, monkeypatch)
     return synthetic.write_tree(tmp_path / "tree")
-
-
-def edited(tree: Path) -> dict[str, bytes]:
-    return {path: (tree / path).read_bytes() for path in (FIRST, SECOND)}
 
 
 def with_edit(files: dict[str, bytes]) -> dict[str, bytes]:
