@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes that the patch of MF0004 could have: file, what is right in it, what is wrong."""
+
+BUFFER = "megatron/core/distributed/param_and_grad_buffer.py"
+DDP = "megatron/core/distributed/distributed_data_parallel.py"
+
+MISTAKES = {
+    "counts in a batch that was abandoned": (
+        BUFFER,
+        "        if self.golden_per_param_grad_ready_counts:\n",
+        "        if len(self.per_param_grad_ready_counts) == len(self.params) and self.is_first_batch:\n"
+        "            self.golden_per_param_grad_ready_counts = self.per_param_grad_ready_counts\n",
+    ),
+    "counts in a batch with parameters unused": (
+        BUFFER,
+        "            if all_grads_ready:\n",
+        "            if self.per_param_grad_ready_counts:\n",
+    ),
+    "never counts": (BUFFER, "            self.is_first_batch = False\n", "            pass\n"),
+    "dispatches what is dispatched": (
+        BUFFER,
+        "if not self.ddp_config.overlap_grad_reduce or self.grad_reduce_dispatched:",
+        "if not self.ddp_config.overlap_grad_reduce:",
+    ),
+    "leaves fewer passes undispatched": (
+        BUFFER,
+        "        elif all_grads_ready and not self.grad_reduce_finished:\n",
+        "        elif False:\n",
+    ),
+    "dispatches the rest in the order of buckets": (
+        DDP,
+        "sorted(bucket_groups, key=lambda group: group.last_grad_ready_ns)",
+        "bucket_groups",
+    ),
+    "takes late gradients": (
+        BUFFER,
+        "        if self.grad_reduce_dispatched:\n            self.grad_came_late = True\n",
+        "        if False:\n            self.grad_came_late = True\n",
+    ),
+    "refuses gradients after the end": (
+        BUFFER,
+        "        self.grad_reduce_dispatched = False\n        self.grad_reduce_finished = not self.is_first_batch\n",
+        "        self.grad_reduce_finished = not self.is_first_batch\n",
+    ),
+    "forgets that a gradient came late": (BUFFER, "            self.grad_came_late = True\n", "            pass\n"),
+    "counts anew in one bucket group only": (
+        DDP,
+        "            for bucket_group in bucket_groups:\n                bucket_group.golden",
+        "            for bucket_group in bucket_groups[:1]:\n                bucket_group.golden",
+    ),
+}
