@@ -53,7 +53,7 @@ pytest: $(READY) ## the tests alone; ARGS="…" is passed on
 	if ! $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)'; then \
 	  echo "torch is not installed: leaving out $(NEEDS_TORCH)"; ignore=($(NEEDS_TORCH:%=--ignore=%)); \
 	fi; \
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile "$${ignore[@]}" --durations=10 --durations-min=1 $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope "$${ignore[@]}" --durations=10 --durations-min=1 $(ARGS)
 
 ruff: $(READY)
 	@echo "== ruff check"

@@ -91,6 +91,14 @@ def prove(session: nox.Session, release: str) -> None:
 
 
 @nox.session(python=TORCH_PYTHON)
+def table(session: nox.Session) -> None:
+    """Every fix on every release in every variant: what is said without running anything is what running it shows."""
+    install_torch(session)
+    session.install("--editable", ".[test,prove]")
+    session.run("pytest", "tests/fixes/test_table.py", "--numprocesses=auto", "--dist=loadscope", *session.posargs)
+
+
+@nox.session(python=TORCH_PYTHON)
 def subsets(session: nox.Session) -> None:
     """Every closed subset of every series: what is in it is mended, and nothing else is. CI tries a part of them."""
     install_torch(session)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generates ``megatron_fixes/catalog/fingerprints.json``: every known text of every function that a fix touches.
 
-Applies every closed subset of every line's series, in series order, to every release of the line, in memory,
-and fingerprints the functions that changed; where one is not defined (a fix, or a release, adds it), that is
+Applies every closed subset of every group of fixes that share files, in series order, to every release of the line, in
+memory, and fingerprints the functions that changed; where one is not defined (a fix, or a release, adds it), that is
 recorded too. So is each statement that a fix adds outside functions. Run after editing a patch or adding a release;
 ``--check`` only compares. A fix touches a function if applying it changes the function's fingerprint in any line.
 """
@@ -21,6 +21,7 @@ from megatron_fixes.catalog.fingerprint import OUTSIDE, FunctionPrint, functions
 from megatron_fixes.catalog.known import ABSENT, SCHEMA, Known, KnownFunction, Place
 from megatron_fixes.catalog.matrix import load_matrix
 from megatron_fixes.catalog.series import Series, load_series
+from megatron_fixes.patching.groups import independent_groups
 from megatron_fixes.patching.hunks import apply_patch, touched_paths
 from megatron_fixes.proofs.releases import fetch
 
@@ -41,10 +42,11 @@ def texts(files: dict[str, bytes]) -> Texts:
     return found
 
 
-def subsets(tree: Path, series: Series, paths: set[str]) -> Iterator[tuple[tuple[str, ...], Texts]]:
-    """Every closed subset's fix ids, with the functions of all touched files as they are under it."""
-    pristine = {path: (tree / path).read_bytes() for path in paths if (tree / path).is_file()}
-    for chosen in series.closed_subsets():
+def subsets(tree: Path, group: Series) -> Iterator[tuple[tuple[str, ...], Texts]]:
+    """Every closed subset's fix ids, with the functions of all files that the group touches as they are under it."""
+    paths = {path for patch in group.patches for path in touched_paths(patch.text)}
+    pristine = {path: (tree / path).read_bytes() for path in paths}
+    for chosen in group.closed_subsets():
         files = dict(pristine)
         for patch in chosen:
             files.update(apply_patch(patch.text, files, source=patch.name))
@@ -64,13 +66,16 @@ def record() -> Known:
     series = {line: load_series(patches_root(), line) for line in matrix.lines()}
     patches = [patch for line in series.values() for patch in line.patches]
     paths = {path for patch in patches for path in touched_paths(patch.text)}
-    seen: dict[str, dict[tuple[str, ...], Texts]] = {}
+    plain: dict[str, Texts] = {}
+    changed: dict[str, list[dict[tuple[str, ...], Texts]]] = {}
     for release, row in matrix.releases.items():
         print(f"{release} …", file=sys.stderr)
-        seen[release] = dict(subsets(fetch(release, matrix), series[row.line], paths))
+        tree = fetch(release, matrix)
+        plain[release] = texts({path: (tree / path).read_bytes() for path in paths if (tree / path).is_file()})
+        changed[release] = [dict(subsets(tree, group)) for group in independent_groups(series[row.line])]
 
     touches: dict[str, set[str]] = defaultdict(set)
-    for by_set in seen.values():
+    for by_set in (by_set for groups in changed.values() for by_set in groups):
         for ids, found in by_set.items():
             for fix_id in ids:
                 without = by_set.get(tuple(i for i in ids if i != fix_id))
@@ -78,12 +83,18 @@ def record() -> Known:
                     touches[fix_id] |= {name for name in set(found) | set(without) if touched(name, found, without)}
 
     table: dict[str, dict[str, tuple[FunctionPrint, set[Place]]]] = defaultdict(dict)
-    for release, by_set in seen.items():
-        for ids, found in by_set.items():
-            for function in set().union(*touches.values()):
-                present = tuple(i for i in ids if function in touches[i])
-                text = found.get(function) or FunctionPrint(function.split("::")[1], ABSENT, 0, ())
-                table[function].setdefault(text.hash, (text, set()))[1].add(Place(release, present))
+
+    def enter(function: str, found: Texts, place: Place) -> None:
+        text = found.get(function) or FunctionPrint(function.split("::")[1], ABSENT, 0, ())
+        table[function].setdefault(text.hash, (text, set()))[1].add(place)
+
+    for release, groups in changed.items():
+        for function in set().union(*touches.values()):
+            enter(function, plain[release], Place(release, ()))
+            for by_set in groups:
+                for ids, found in by_set.items():
+                    if present := tuple(i for i in ids if function in touches[i]):
+                        enter(function, found, Place(release, present))
     return Known(
         schema=SCHEMA,
         patches={patch.name: patch.sha256 for patch in patches},

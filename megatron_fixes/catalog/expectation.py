@@ -17,8 +17,11 @@ VARIANTS = ("vanilla", "patched", "overlay")
 
 
 def expected_outcome(catalog: Catalog, fix_id: str, release: str, variant: str) -> Outcome:
-    """What a proof should find; ``not-runnable`` where a fix is needed and there is no patch to show."""
-    if catalog.matrix.fixes[fix_id].cells[release].verdict != "needed":
+    """What a proof should find; ``not-runnable`` where it can't run here, or a fix is needed and there is no patch."""
+    cell = catalog.matrix.fixes[fix_id].cells[release]
+    if cell.tested == ("untested",):
+        return "not-runnable"
+    if cell.verdict != "needed":
         return "clean"
     if variant == "vanilla":
         return "defect"

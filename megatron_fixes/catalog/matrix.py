@@ -39,11 +39,12 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     yanked: bool = False
 
 
-class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a fix is to one release, and by which means that was seen."""
+class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a fix is to one release, and by which means that was seen; if by none, ``reason`` says why."""
 
     verdict: CellVerdict
     tested: Annotated[tuple[Tested, ...], msgspec.Meta(min_length=1)]
+    reason: str = ""
 
 
 class Fix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,8 +98,8 @@ def load_matrix(path: Path) -> Matrix:
         path: ``compat_matrix.yaml``, or its generated form, which ends with ``.json``.
 
     Raises:
-        DataError: Neither YAML nor JSON, a value of the wrong kind (its path is named), or a fix without a cell for a
-            release.
+        DataError: Neither YAML nor JSON, a value of the wrong kind (its path is named), a fix without a cell for a
+            release, or an untested cell without a reason.
     """
     try:
         if path.suffix == ".json":
@@ -117,4 +118,11 @@ def load_matrix(path: Path) -> Matrix:
                 context=str(path),
                 hint="Give every fix exactly one cell for every release.",
             )
+        for release, cell in fix.cells.items():
+            if ("untested" in cell.tested) != bool(cell.reason) or ("untested" in cell.tested and len(cell.tested) > 1):
+                raise DataError(
+                    f"got tested: {', '.join(cell.tested)} and reason: {cell.reason!r}, expected a reason if untested",
+                    context=f"{path}: {fix_id}, {release}",
+                    hint="Say why an untested cell can't be tested, and nothing where it was.",
+                )
     return matrix

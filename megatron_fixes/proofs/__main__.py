@@ -5,8 +5,8 @@ Fetches each release once, makes the variant in a folder of its own, and starts 
 Prints one JSON object a line as things happen (``fetch``, ``fetched``, ``start``, ``result``, ``error``); the
 command line renders them. Every result names the outcome that the matrix leads one to expect.
 
-Variants: ``vanilla`` is the release as published; ``patched`` is a copy with the line's whole series put in by
-the same plan and transaction as ``megatron-fixes apply``.
+Variants: ``vanilla`` is the release as published; ``patched`` is a copy with the line's whole series, gated fixes
+too, put in by the same plan and transaction as ``megatron-fixes apply``.
 """
 
 from __future__ import annotations
@@ -139,8 +139,10 @@ def prove(known: Catalog, release: str, variant: str, backend: str, fix_ids: Seq
         if named or not result["evidence"].get("no_case"):
             say("result", release=release, backend=backend, variant=variant, expected=expected[fix_id], **result)
 
-    with variant_tree(known, release, variant) as tree:
-        overlay = [config.ALL] if variant == "overlay" else []
+    series = [patch for fix_id in known.matrix.fixes if (patch := known.patch(fix_id, release))]
+    with variant_tree(known, release, variant, [patch.fix_id for patch in series]) as tree:
+        gated = [patch.fix_id for patch in series if patch.header.numerics == "gated"]
+        overlay = [config.ALL, *gated] if variant == "overlay" else []
         for result in run_parent(tree, backend, runnable, overlay) if runnable else ():
             report(result)
     for result in results:

@@ -36,6 +36,9 @@ def test_every_fix_has_a_cell_for_every_release() -> None:
         ('      "0.14.0": {verdict: needed, tested: [recorder, nccl-h200]}\n', "", "0.14.0"),
         ("    slug: multi", "    slugg: multi", "slugg"),
         ("schema: 1", "schema: [1", ""),
+        ("tested: [gloo]", "tested: [untested]", "a reason if untested"),
+        ("tested: [gloo]", "tested: [gloo, untested], reason: no GPU", "a reason if untested"),
+        ("tested: [gloo]", "tested: [gloo], reason: no GPU", "a reason if untested"),
     ],
 )
 def test_a_broken_matrix_is_refused_with_the_place(tmp_path: Path, old: str, new: str, message: str) -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The real patches on the real releases: every closed subset applies, in every allowed order, to one result.
 
+Subsets are those of the groups of fixes that share files (``patching/groups.py``): the others can't meet.
+
 Needs the megatron-core packages, which are fetched once into the cache; nothing of them is imported.
 """
 
@@ -15,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from megatron_fixes import catalog
+from megatron_fixes.patching.groups import independent_groups
 from megatron_fixes.patching.hunks import apply_patch, touched_paths
 from megatron_fixes.patching.lint import lint
 from megatron_fixes.patching.scan import scan, verdicts
@@ -41,10 +44,17 @@ def test_no_patch_or_series_breaks_a_rule() -> None:
     assert [str(fault) for fault in lint(catalog.patches_root(), CATALOG.matrix)] == []
 
 
-@pytest.mark.parametrize("release", [r for r in RELEASES if series_of(r).patches])
-def test_every_closed_subset_applies_in_every_allowed_order_to_one_result(release: str) -> None:
+GROUPS = [
+    pytest.param(release, group, id=f"{release}-{'+'.join(group.ids())}")
+    for release in RELEASES
+    for group in independent_groups(series_of(release))
+]
+
+
+@pytest.mark.parametrize(("release", "group"), GROUPS)
+def test_every_closed_subset_applies_in_every_allowed_order_to_one_result(release: str, group: catalog.Series) -> None:
     """By induction: whichever fix of a subset comes last, the bytes are the same; and so for the subset before it."""
-    subsets = {frozenset(p.fix_id for p in subset): subset for subset in series_of(release).closed_subsets()}
+    subsets = {frozenset(p.fix_id for p in subset): subset for subset in group.closed_subsets()}
     after: dict[frozenset[str], dict[str, bytes]] = {frozenset(): pristine(release)}
     for ids in sorted(subsets, key=len)[1:]:
         results = []

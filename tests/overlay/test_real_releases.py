@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """On every real release and every closed set of fixes, what is loaded is to the byte what ``apply`` writes.
 
+Sets are those of the groups of fixes that share files (``patching/groups.py``), and the whole series.
+
 Found and compiled, not executed: that needs torch (tests/overlay/torch, proofs).
 """
 
@@ -15,17 +17,19 @@ import pytest
 from megatron_fixes import catalog, config
 from megatron_fixes.overlay.finder import OverlayFinder
 from megatron_fixes.overlay.tables import load_tables, module_name
+from megatron_fixes.patching.groups import independent_groups
 from megatron_fixes.patching.plan import make_plan
 from megatron_fixes.patching.scan import scan
 from megatron_fixes.patching.target import find_target
 from megatron_fixes.proofs.releases import fetch
 
 CATALOG = catalog.load()
-SETS = [
+SETS = dict.fromkeys(
     (release, tuple(patch.fix_id for patch in chosen))
     for release, row in CATALOG.matrix.releases.items()
-    for chosen in CATALOG.series[row.line].closed_subsets()
-]
+    for group in independent_groups(CATALOG.series[row.line])
+    for chosen in group.closed_subsets()
+)
 
 
 @pytest.fixture
