@@ -8,6 +8,7 @@ A verdict needs every touched function to be known, and *one* release whose text
 * some do, or no one release explains them all, or a function is unknown or doubled -> ``drifted``.
 
 A function that a fix or a release adds is known to be absent elsewhere; where it is not, a missing one is unknown.
+A function that the fix touches in other lines only has one text with and without it, which says nothing of the fix.
 Statements outside functions, such as imports, only keep a fix from being ``applied`` if those that it brings are not
 there: a fork may have them for its own reasons.
 
@@ -94,7 +95,7 @@ def judge(fix_id: str, fix: Fix, known: Known, seen: Mapping[str, Seen], claimed
         seen: Every function of ``known.touches[fix_id]`` as the target has it.
         claimed: The release that the target says it is, or None.
     """
-    places: dict[str, dict[str, bool]] = {}
+    places: dict[str, dict[str, bool | None]] = {}
     problems: list[str] = []
     differences: list[Difference] = []
     outside = {name for name in known.touches[fix_id] if name.split("::")[1].startswith(OUTSIDE)}
@@ -108,7 +109,7 @@ def judge(fix_id: str, fix: Fix, known: Known, seen: Mapping[str, Seen], claimed
         elif len(here.prints) > 1:
             problems.append(f"{name} defined {len(here.prints)} times in {function.split('::')[0]}")
         elif match := known.find(function, here.prints[0].hash if here.prints else ABSENT):
-            places[function] = {place.release: fix_id in place.fixes for place in match.places}
+            places[function] = _carries(fix_id, match)
         elif not here.prints:
             problems.append(f"{name} not found in {function.split('::')[0]}")
         else:
@@ -134,6 +135,14 @@ def judge(fix_id: str, fix: Fix, known: Known, seen: Mapping[str, Seen], claimed
     return finding
 
 
+def _carries(fix_id: str, text: KnownFunction) -> dict[str, bool | None]:
+    """Whether the fix is in a text, by release; None where the release has that text with the fix and without."""
+    found: dict[str, set[bool]] = {}
+    for place in text.places:
+        found.setdefault(place.release, set()).add(fix_id in place.fixes)
+    return {release: None if len(carrying) > 1 else carrying.pop() for release, carrying in found.items()}
+
+
 def _lost(fix_id: str, name: str, known: Known, seen: Mapping[str, Seen], release: str | None) -> bool:
     """Whether a statement outside functions, which the fix brings to this release, is not there."""
     texts = (known_text for known_text in known.functions[name] if known_text.hash != ABSENT)
@@ -144,7 +153,7 @@ def _lost(fix_id: str, name: str, known: Known, seen: Mapping[str, Seen], releas
 def _explain(
     fix_id: str,
     fix: Fix,
-    places: Mapping[str, Mapping[str, bool]],
+    places: Mapping[str, Mapping[str, bool | None]],
     present: Sequence[str],
     claimed: str | None,
 ) -> Finding:
@@ -155,7 +164,7 @@ def _explain(
         return Finding(fix_id, "drifted", "a mixture of releases: " + "; ".join(texts))
     verdicts: dict[str, Verdict] = {}
     for release in common:
-        carrying = {releases[release] for releases in places.values()}
+        carrying = {releases[release] for releases in places.values()} - {None}
         if carrying == {True}:
             verdicts[release] = "applied"
         elif carrying == {False}:
@@ -163,7 +172,7 @@ def _explain(
     if not verdicts:
         release = claimed if claimed in common else min(common, key=Version)
         inside = [names[f] for f, releases in places.items() if releases[release]]
-        outside = [names[f] for f, releases in places.items() if not releases[release]]
+        outside = [names[f] for f, releases in places.items() if releases[release] is False]
         reason = f"half applied: {', '.join(inside)} has the fix, {', '.join(outside)} has not"
         return Finding(fix_id, "drifted", reason)
     if claimed in verdicts:
