@@ -172,7 +172,8 @@ def test_absence_alone_does_not_make_a_target_another_release_than_it_claims() -
 def test_a_function_that_the_fix_touches_in_other_lines_only_says_nothing_of_it(text: str, expected: str) -> None:
     elsewhere = "\ndef other():\n    pass\n"
     (other,) = functions(elsewhere)["other"]
-    places = tuple(Place(r, fixes) for r in ("0.2.0", "0.2.1") for fixes in ((), ("MF0001",))) + (Place("0.3.0", ()),)
+    touched = [Place(release, fixes) for release in ("0.2.0", "0.2.1") for fixes in ((), ("MF0001",))]
+    places = (*touched, Place("0.3.0", ()))
     names = (*known().touches["MF0001"], "m.py::other")
     wider = {**known().functions, "m.py::other": (KnownFunction(other.hash, places, ()),)}
     seen = {**look(text), "m.py::other": Seen((other,))}
