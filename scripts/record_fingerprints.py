@@ -10,6 +10,7 @@ recorded too. So is each statement that a fix adds outside functions. Run after 
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import defaultdict
 from typing import TYPE_CHECKING
@@ -32,11 +33,15 @@ if TYPE_CHECKING:
 Texts = dict[str, FunctionPrint]
 
 
+# Most subsets leave most files as another subset left them.
+prints_of = functools.cache(functions)
+
+
 def texts(files: dict[str, bytes]) -> Texts:
     """Fingerprint every function of some files that is defined once, as ``path::qualname``."""
     found: Texts = {}
     for path, content in files.items():
-        for qualname, prints in functions(content).items():
+        for qualname, prints in prints_of(content).items():
             if len(prints) == 1:
                 found[f"{path}::{qualname}"] = prints[0]
     return found
