@@ -83,12 +83,15 @@ def test_index_lines_name_the_real_bytes_before_and_after(line: str, patch: cata
     def blob(content: bytes) -> str:
         return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
+    # One of the releases: 0.17.0 and 0.17.1 differ elsewhere in files that one patch mends in both.
+    named = []
     for release in patch.header.applies_to:
         files = pristine(release)
         for required in series_of(release).closure(patch.header.requires):
             files.update(apply_patch(required.text, files, source=required.name))
-        for path, after in apply_patch(patch.text, files, source=patch.name).items():
-            assert f"index {blob(files[path])}..{blob(after)} 100644" in patch.text
+        changed = apply_patch(patch.text, files, source=patch.name)
+        named.append(all(f"index {blob(files[p])}..{blob(after)} 100644" in patch.text for p, after in changed.items()))
+    assert any(named)
 
 
 @pytest.mark.parametrize("release", [r for r in RELEASES if series_of(r).patches])
