@@ -117,11 +117,9 @@ def _print(known: dict[str, Any], catalog: Catalog, fix: Fix) -> None:
         line("requires", ", ".join(known["requires"]) or "no other fix")
     else:
         line("patched", "there is no patch yet")
-    sizes = [f"{compact(p['releases'], matrix.releases)} (+{p['added']} -{p['removed']})" for p in known["patches"]]
-    if sizes:
-        line("patches", ", ".join(sizes))
-    for patch in known["patches"]:
-        line("", f"git apply {quote(patch['path'])}", wrap=False)
+    for at, patch in enumerate(known["patches"]):
+        size = f"{compact(patch['releases'], matrix.releases)} (+{patch['added']} -{patch['removed']})"
+        line("" if at else "patches", f"git apply {quote(patch['path'])}  # {size}", wrap=False)
     for at, path in enumerate(dict.fromkeys(path for patch in known["patches"] for path in patch["files"])):
         line("" if at else "files", path, wrap=False)
     output.say()
