@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 HIDDEN, STEPS, ABANDONED = 8, 4, 1
-LATE_S, BOUND_S, PATIENCE_S = 0.3, 1.0, 10.0
+LATE_S, BOUND_S, PATIENCE_S = 0.1, 0.5, 10.0
 
 
 class _Model(torch.nn.Module):
