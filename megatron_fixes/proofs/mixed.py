@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
+from megatron.core import fp8_utils, parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
@@ -57,6 +57,24 @@ class Plan:
         return "distributed optimizer" if self.distributed else "plain optimizer"
 
 
+@cache
+def quantize_nothing_without_transformer_engine() -> None:
+    """Let a step of the distributed optimizer end where no parameter is fp8, in this process.
+
+    A stand-in, in the 0.12 releases only: without TransformerEngine they refuse to quantize even an empty list of
+    parameters, which later releases (and 0.12 with TransformerEngine) pass over. What is not empty is refused still.
+    """
+    quantize = getattr(fp8_utils, "_quantize_param_shard_impl", None)
+    if quantize is None or fp8_utils.HAVE_TE:
+        return
+
+    def quantize_if_any(model_params: Any, *more: Any) -> None:
+        if model_params:
+            quantize(model_params, *more)
+
+    fp8_utils._quantize_param_shard_impl = quantize_if_any
+
+
 class _Model(torch.nn.Module):
     """A dense and an expert layer side by side: neither's gradient depends on the other."""
 
@@ -81,6 +99,7 @@ class Run:
     """One model with its optimizer on this rank, and the steps that it takes."""
 
     def __init__(self, plan: Plan, rank: int) -> None:
+        quantize_nothing_without_transformer_engine()
         self.plan, self.rank = plan, rank
         self.step_number = 0
         ep_rank = parallel_state.get_expert_model_parallel_rank()
