@@ -47,12 +47,14 @@ class Seen:
     Attributes:
         prints: Its definitions; not exactly one means that it can't be judged.
         problem: Why the file could not be looked into (missing, not Python), or empty.
+        missing: The target has no such file; for a function that some release has not either, that is no problem.
         source: The file's lines, to show what differs.
     """
 
     prints: tuple[FunctionPrint, ...] = ()
     problem: str = ""
     source: Sequence[str] = ()
+    missing: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def judge(fix_id: str, fix: Fix, known: Known, seen: Mapping[str, Seen], claimed
             continue
         name = function.split("::")[1]
         here = seen[function]
-        if here.problem:
+        if here.problem and not (here.missing and known.find(function, ABSENT)):
             problems.append(here.problem)
         elif len(here.prints) > 1:
             problems.append(f"{name} defined {len(here.prints)} times in {function.split('::')[0]}")

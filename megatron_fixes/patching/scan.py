@@ -92,7 +92,7 @@ def look(names: Iterable[str], files: Mapping[str, bytes]) -> dict[str, Seen]:
             except (SyntaxError, ValueError) as error:
                 problem = f"{path} is not Python that this interpreter reads ({error})"
         for name in inside:
-            seen[name] = Seen(tuple(found.get(name.split("::")[1], ())), problem, source)
+            seen[name] = Seen(tuple(found.get(name.split("::")[1], ())), problem, source, path not in files)
     return seen
 
 

@@ -180,6 +180,15 @@ def test_a_function_that_the_fix_touches_in_other_lines_only_says_nothing_of_it(
     assert judge("MF0001", fix(), Known(1, {}, {"MF0001": names}, wider), seen, None).verdict == expected
 
 
+@pytest.mark.parametrize(("elsewhere", "expected"), [("0.2.1", "needed"), (None, "drifted")])
+def test_a_file_that_some_release_has_not_may_be_missing(elsewhere: str | None, expected: str) -> None:
+    absent = KnownFunction(ABSENT, (Place("0.2.1", ()),) if elsewhere else (), ())
+    names = (*known().touches["MF0001"], "n.py::other")
+    wider = {**known().functions, "n.py::other": (absent,) if elsewhere else ()}
+    seen = {**look(OLD), "n.py::other": Seen(problem="n.py not found", missing=True)}
+    assert judge("MF0001", fix(), Known(1, {}, {"MF0001": names}, wider), seen, None).verdict == expected
+
+
 IMPORT = "import threading\n\n"
 
 
