@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HybridDeviceOptimizer updates a parameter that has no gradient with its gradient of an earlier step.
 
 Cause: in megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py, ``_set_sub_optimizer_grads`` only sets
