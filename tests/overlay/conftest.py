@@ -156,8 +156,8 @@ def matrix_text() -> str:
         later = "needed" if fix == "MF9001" else "fixed-upstream"
         lines += [f"  {fix}:", f"    slug: {fix.lower()}", "    symptom: S.", "    hit: H.", "    since: 9.1.0"]
         lines += ["    links: []", "    cells:"]
-        lines += ['      "9.1.0": {verdict: needed, tested: [untested]}']
-        lines += [f'      "9.2.0": {{verdict: {later}, tested: [untested]}}']
+        lines += ['      "9.1.0": {verdict: needed, tested: [gloo]}']
+        lines += [f'      "9.2.0": {{verdict: {later}, tested: [gloo]}}']
     return "\n".join(lines) + "\n"
 
 

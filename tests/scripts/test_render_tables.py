@@ -16,7 +16,7 @@ from megatron_fixes.errors import UsageError
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "render_tables.py"
 CATALOG = catalog.load()
 EMPTY = (
-    "# Title\n\nabove\n\n<!-- table:fixes -->\nold \\1 | x\n<!-- /table:fixes -->\n\nbetween\n\n"
+    "# Title\n\nabove\n\n<!-- table:fixes -->\nwas here \\1 | x\n<!-- /table:fixes -->\n\nbetween\n\n"
     "<!-- table:releases -->\n<!-- /table:releases -->\nbelow\n"
 )
 
@@ -44,7 +44,7 @@ def test_only_what_is_between_the_markers_changes(script: ModuleType) -> None:
     text = script.render(EMPTY, CATALOG)
     outside = re.compile(r"<!-- table:(\w+) -->.*?<!-- /table:\1 -->", re.DOTALL)
     assert outside.sub("", text) == outside.sub("", EMPTY)
-    assert "old" not in text
+    assert "was here" not in text
     assert script.render(text, CATALOG) == text
 
 
