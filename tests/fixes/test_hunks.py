@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each hunk of each patch is needed: without it the proof does not pass.
 
+A hunk that makes the same edit in several lines is taken out of the newest of them.
+
 Needs torch (CPU) and the megatron-core packages, which are fetched once into the cache.
 """
 
@@ -10,19 +12,31 @@ import json
 import re
 
 import pytest
-from unidiff import PatchSet
+from unidiff import Hunk, PatchSet
 
 from megatron_fixes import catalog
 from megatron_fixes.patching.hunks import apply_patch
 from megatron_fixes.proofs.__main__ import run_parent, variant_tree
 
 CATALOG = catalog.load()
-HUNKS = [
-    pytest.param(patch, number, at, id=f"{patch.name.split('-')[0]}-file{number + 1}-hunk{at + 1}")
+
+
+def edit(hunk: Hunk) -> tuple[str, ...]:
+    """The lines that a hunk adds and removes, without where and around what."""
+    return tuple(str(line) for line in hunk if line.line_type in "+-")
+
+
+# The newest line comes last and stays.
+EDITS = {
+    (patch.fix_id, file.path, edit(hunk)): (patch, number, at)
     for series in CATALOG.series.values()
     for patch in series.patches
     for number, file in enumerate(PatchSet(patch.text))
-    for at in range(len(file))
+    for at, hunk in enumerate(file)
+}
+HUNKS = [
+    pytest.param(patch, number, at, id=f"{patch.name.split('-')[0]}-file{number + 1}-hunk{at + 1}")
+    for patch, number, at in EDITS.values()
 ]
 
 

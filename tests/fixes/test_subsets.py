@@ -27,7 +27,7 @@ CATALOG = catalog.load()
 
 def subsets(group: catalog.Series, *, every: bool) -> Iterator[tuple[str, ...]]:
     """Closed subsets of a group of fixes, but neither nothing nor all."""
-    alone = {group.closure([fix_id]) for fix_id in group.ids()}
+    alone = [group.closure([fix_id]) for fix_id in group.ids()]
     for chosen in list(group.closed_subsets())[1:-1]:
         if every or chosen in alone or len(chosen) == len(group.patches) - 1:
             yield tuple(patch.fix_id for patch in chosen)
