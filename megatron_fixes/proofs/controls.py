@@ -4,11 +4,11 @@
 A control runs with every proof that touches gradient reduction and must be clean on the release as published,
 patched and overlaid. It goes through one and two distributed-optimizer instances, with and without overlap,
 three steps each (the first calibrates the hooks), dispatched by hooks and as the pipeline schedules do it, the
-buffers zeroed by ``zero_grad_buffer`` and, where the release allows that, by hand.
+buffers zeroed by ``zero_grad_buffer`` and, without overlap, by hand.
 
 Left out, since releases as published are wrong or refuse there: dispatch by the schedules with several
-instances (that is MF0003), and zeroing by hand with overlap, or from 0.18 on (there a reduction counts as
-finished until ``reset``).
+instances (that is MF0003), and zeroing by hand with overlap (from 0.18 on a reduction counts as finished until
+``reset``).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _situations(instances: int) -> Iterator[tuple[bool, str, str]]:
 
 
 def _zero(ddp: Any, zeroing: str) -> None:
-    if zeroing == "by hand" and not hasattr(ddp.bucket_groups[0], "grad_reduce_finished"):
+    if zeroing == "by hand":
         for buffer in ddp.buffers:
             buffer.reset()
     else:
