@@ -98,6 +98,8 @@ def test_a_nested_fork_of_the_random_state_goes_on_where_the_outer_one_is_from_0
         now["state"] += 1  # a number is drawn
         with fork(tracker, "b"), fork(tracker, "a"):
             assert now["state"] == (101 if at_least(release, "0.16.0") else 100)
+        with fork(tracker, "a"):
+            assert now["state"] == (101 if at_least(release, "0.16.0") else 100)
 
 
 @each_release
