@@ -4,7 +4,7 @@
 Cause: `HybridDeviceOptimizer.step` (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py) converts gradients in
 `_set_sub_optimizer_grads` on its d2h stream, and then calls `gpu_optimizer.step` on the current stream without a wait.
 
-Needs a GPU, torch and megatron-core. Exit code 1: the defect shows; 0: it does not.
+Needs a GPU, torch and megatron-core. Exit code 1: the defect shows; 0: it does not; 2: no GPU.
 """
 
 import sys
@@ -13,6 +13,8 @@ import torch
 from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 
 SIZE, STEPS, WARM_UP = 4 * 2**20, 9, 3
+if not torch.cuda.is_available():
+    sys.exit(2)
 
 parameters = [torch.nn.Parameter(torch.zeros(SIZE, dtype=torch.bfloat16, device="cuda")) for _ in range(2)]
 optimizer = HybridDeviceOptimizer(
