@@ -8,6 +8,12 @@ START = "        if self.is_first_batch and (\n"
 MISTAKES = {
     "remembers without overlap too": (BUFFER, FLAG, "self.grad_reduce_dispatched = True"),
     "remembers nothing": (BUFFER, FLAG, "self.grad_reduce_dispatched = False"),
+    "reduces no more where buffers are zeroed by hand": (
+        BUFFER,
+        "            # Lets finish_grad_sync wait for it where buffers are zeroed without reset().\n"
+        "            self.grad_reduce_finished = False\n",
+        "",
+    ),
     "never reduces with one instance": (
         BUFFER,
         START,
