@@ -47,6 +47,8 @@ def run(rank, port, queue):
     build(fp32_accumulation=True)
     new = build(fp32_accumulation=False)
     queue.put((rank, (before, mean_gradient(old), mean_gradient(new))))
+    torch.distributed.barrier()  # what nobody waited for may be under way still
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
