@@ -95,8 +95,9 @@ def test_explain_as_json_says_the_same(cli: Cli) -> None:
     assert done["tested"]["0.16.1"] == list(FIXES["MF0003"].cells["0.16.1"].tested)
     patch = CATALOG.patch("MF0003", "0.16.1")
     assert patch is not None
-    assert str(patch.path) in [known["path"] for known in done["patches"]]
-    assert (done["patches"][-1]["added"], done["patches"][-1]["removed"]) == changed_lines(patch)
+    (found,) = [known for known in done["patches"] if "0.16.1" in known["releases"]]
+    assert found["path"] == str(patch.path)
+    assert (found["added"], found["removed"]) == changed_lines(patch)
 
 
 def test_changed_lines_are_counted_in_the_diff_only() -> None:

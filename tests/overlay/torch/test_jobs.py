@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from megatron_fixes import catalog
+from megatron_fixes.overlay.tables import module_name
+from megatron_fixes.patching.hunks import touched_paths
 
 ROOT = Path(__file__).resolve().parents[3]
 NO_CACHE = {"MEGATRON_FIXES_CACHE": "/dev/null/cache"}
@@ -51,26 +53,19 @@ def real(installed: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
     return lambda home: type(installed)(python, site, wheel, base, home)
 
 
-def modules(known: catalog.Catalog, fix_id: str) -> set[str]:
-    """The modules that a fix touches."""
-    return {name.partition("::")[0].removesuffix(".py").replace("/", ".") for name in known.known.touches[fix_id]}
-
-
 def test_real_megatron_under_torchrun(real: Callable[[Path], Any], release_tree: Path, tmp_path: Path) -> None:
     env = real(tmp_path)
     module = "megatron.core.distributed.param_and_grad_buffer"
-    (tmp_path / "train.py").write_text(JOB.format(first="", module=module))
     environ = {**QUIET, "PYTHONPATH": str(release_tree), "MEGATRON_FIXES_STRICT": "1"}
     known = catalog.load()
     needed = [fix_id for fix_id, fix in known.matrix.fixes.items() if fix.cells["0.16.1"].verdict == "needed"]
-    asked = sorted(fix_id for fix_id in needed if known.patch(fix_id, "0.16.1"))
-    done = env.start([*TORCHRUN, "train.py"], on=",".join(asked), **environ)
-    first, second = lines(done.stdout)
-    assert [first[0], second[0]] == [0, 1]
-    assert first[1:] == second[1:]
-    assert first[2:] == ["patched", "used"]
-    # In force are those whose modules the job imports, which are at least those of the module that it asks for.
-    assert set(asked) >= set(first[1]) >= {f for f in asked if module in modules(known, f)}
+    patches = {fix_id: patch for fix_id in needed if (patch := known.patch(fix_id, "0.16.1"))}
+    in_force = sorted(patches)
+    # A fix is in force once its modules are loaded.
+    touched = {module_name(path) for patch in patches.values() for path in touched_paths(patch.text)}
+    (tmp_path / "train.py").write_text(JOB.format(first=f"import {', '.join(sorted(touched))}", module=module))
+    done = env.start([*TORCHRUN, "train.py"], on=",".join(in_force), **environ)
+    assert lines(done.stdout) == [[rank, in_force, "patched", "used"] for rank in (0, 1)]
     assert "megatron-fixes:" not in done.stderr
 
 
