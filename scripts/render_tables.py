@@ -71,7 +71,7 @@ def remedy(catalog: Catalog, fix_id: str, release: str) -> str | None:
     if catalog.matrix.fixes[fix_id].cells[release].verdict != "needed":
         return None
     patch = catalog.patch(fix_id, release)
-    return "none" if patch is None else "by name" if patch.header.numerics == "gated" else "patch"
+    return "none" if patch is None else "by name" if patch.gated else "patch"
 
 
 def line_text(catalog: Catalog, fix_id: str, releases: Sequence[str]) -> str:

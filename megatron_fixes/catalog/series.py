@@ -37,6 +37,11 @@ class PatchFile:
         return self.header.fix_id
 
     @property
+    def gated(self) -> bool:
+        """Whether it changes training in a debatable way, so that only its name puts it in."""
+        return self.header.numerics == "gated"
+
+    @property
     def body_sha256(self) -> str:
         """Hash of the diff without the head: the same as long as the same is applied."""
         return hashlib.sha256(self.text.split(f"\n{TERMINATOR}\n", 1)[1].encode()).hexdigest()

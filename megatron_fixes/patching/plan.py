@@ -116,7 +116,7 @@ def is_gated(catalog: Catalog, row: Row) -> bool:
     """Whether a fix with the remedy ``patch`` is put in only by name."""
     assert row.finding.release is not None
     patch = catalog.patch(row.finding.fix_id, row.finding.release)
-    return patch is not None and patch.header.numerics == "gated"
+    return patch is not None and patch.gated
 
 
 def _line(catalog: Catalog, row: Row) -> str:

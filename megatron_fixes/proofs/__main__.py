@@ -141,7 +141,7 @@ def prove(known: Catalog, release: str, variant: str, backend: str, fix_ids: Seq
 
     series = [patch for fix_id in known.matrix.fixes if (patch := known.patch(fix_id, release))]
     with variant_tree(known, release, variant, [patch.fix_id for patch in series]) as tree:
-        gated = [patch.fix_id for patch in series if patch.header.numerics == "gated"]
+        gated = [patch.fix_id for patch in series if patch.gated]
         overlay = [config.ALL, *gated] if variant == "overlay" else []
         for result in run_parent(tree, backend, runnable, overlay) if runnable else ():
             report(result)

@@ -34,7 +34,7 @@ RELEASE = "0.16.1"
 CATALOG = catalog.load()
 SERIES = CATALOG.series[CATALOG.matrix.releases[RELEASE].line]
 _FITTING = [patch for patch in SERIES.patches if RELEASE in patch.header.applies_to]
-_UNGATED = [patch.fix_id for patch in _FITTING if patch.header.numerics != "gated"]
+_UNGATED = [patch.fix_id for patch in _FITTING if not patch.gated]
 # What ``apply`` without names puts in, in the order in which it does.
 PATCHES = [patch for patch in SERIES.closure(_UNGATED) if patch in _FITTING]
 IDS = [patch.fix_id for patch in PATCHES]

@@ -23,7 +23,7 @@ def test_one_command_measures_all_commands_of_a_release() -> None:
     found = json.loads(done.stdout)
     assert {"machine", "python", "torch", "git", "date"} <= found.keys()
     series = catalog.load().series["core_v0.16"].patches
-    expected = [p.fix_id for p in series if "0.16.1" in p.header.applies_to and p.header.numerics != "gated"]
+    expected = [p.fix_id for p in series if "0.16.1" in p.header.applies_to and not p.gated]
     assert (found["release"], found["rounds"], found["fixes"]) == ("0.16.1", 1, expected)
     assert [row["command"].split()[1] for row in found["commands"]] == ["--help", "scan", "apply"]
     for row in found["commands"]:

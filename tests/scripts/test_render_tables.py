@@ -60,7 +60,7 @@ def test_the_status_has_a_cell_for_every_fix_and_release(script: ModuleType) -> 
         for release, known in fix.cells.items():
             cell = found["fixes"][fix_id]["cells"][release]
             patch = CATALOG.patch(fix_id, release)
-            gated = patch is not None and patch.header.numerics == "gated"
+            gated = patch is not None and patch.gated
             remedy = ("by name" if gated else "patch") if patch else "none"
             assert cell["verdict"] == known.verdict
             assert cell["remedy"] == (remedy if known.verdict == "needed" else None)
