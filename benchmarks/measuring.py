@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks share: the wheel in an environment of its own, rounds in random order, where and when it was."""
+"""What the benchmarks share: the wheel in an environment of its own, rounds in random order, place and date, tables."""
 
 from __future__ import annotations
 
@@ -93,3 +93,12 @@ def place() -> dict[str, str]:
         "git": git[2] if len(git) > 2 else "none",
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
     }
+
+
+def laid_out(rows: list[tuple[str, ...]], markdown: bool) -> str:
+    """Rows, the first with the headers, as a table of Markdown or plain."""
+    if markdown:
+        lines = [f"| {' | '.join(row)} |" for row in rows]
+        return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

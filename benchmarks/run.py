@@ -30,7 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from measuring import environment_with_wheel, interleaved, median_ms, place, quiet_environment, timed
+from measuring import environment_with_wheel, interleaved, laid_out, median_ms, place, quiet_environment, timed
 
 from megatron_fixes import catalog
 from megatron_fixes.catalog.data import with_this_package
@@ -224,22 +224,14 @@ def table(found: dict[str, Any], *, markdown: bool) -> str:
         (name, f"{ms:.1f}", f"at most {found['target_ms']:.0f}" if name == BOTH else "")
         for name, ms in found["in_process_ms"].items()
     ]
-    parts = [_laid_out(rows, markdown), _laid_out(goal, markdown)]
+    parts = [laid_out(rows, markdown), laid_out(goal, markdown)]
     if held := found["proofs"]:
         names = ("proofs", "cases", "seconds", "proofs a minute", "cases a minute")
-        parts.append(_laid_out([names, tuple(map(str, held.values()))], markdown))
+        parts.append(laid_out([names, tuple(map(str, held.values()))], markdown))
     where = f"megatron-core {found['release']}, {', '.join(found['fixes'])}; {found['machine']}, "
     where += f"Python {found['python']}, torch {found['torch']}, git {found['git']}; {found['date']}; "
     where += f"medians of {found['rounds']} rounds"
     return "\n\n".join([where, *parts])
-
-
-def _laid_out(rows: list[tuple[str, ...]], markdown: bool) -> str:
-    if markdown:
-        lines = [f"| {' | '.join(row)} |" for row in rows]
-        return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def main() -> int:

@@ -30,22 +30,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from measuring import place
+from measuring import laid_out, place
 
 from megatron_fixes import catalog
 from megatron_fixes.catalog.series import PatchFile
+from megatron_fixes.cli.explain import patches_of
 from megatron_fixes.patching.hunks import touched_paths
 from megatron_fixes.patching.scan import scan
 from megatron_fixes.patching.target import find_target
 from megatron_fixes.proofs.releases import fetch
 
 THERE, APPLIES, STOPS = "there already", "would be applied", "stops"
-
-
-def newest_patch(known: catalog.Catalog, fix_id: str) -> PatchFile:
-    """The patch of a fix for the newest line that has one."""
-    found = [patch for line in known.matrix.lines() if (patch := known.series[line].get(fix_id))]
-    return found[-1]
 
 
 def by_script(patch: PatchFile, tree: Path) -> str:
@@ -82,7 +77,7 @@ def measured() -> dict[str, Any]:
     }
     pairs = []
     for fix_id, fix in known.matrix.fixes.items():
-        patch = newest_patch(known, fix_id)
+        patch = patches_of(known, fix_id)[-1]
         pairs += [
             {
                 "fix": fix_id,
@@ -118,15 +113,7 @@ def table(found: dict[str, Any], *, markdown: bool) -> str:
             answers = (str(script[answer]) for answer in (THERE, APPLIES, STOPS))
             each.append((fix_id, str(number), str(ours["fixed-upstream"]), *answers))
     where = f"{found['fixes']} fixes; {found['machine']}, Python {found['python']}, git {found['git']}; {found['date']}"
-    return "\n\n".join([where, _laid_out(rows, markdown), _laid_out(each, markdown)])
-
-
-def _laid_out(rows: list[tuple[str, ...]], markdown: bool) -> str:
-    if markdown:
-        lines = [f"| {' | '.join(row)} |" for row in rows]
-        return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "\n\n".join([where, laid_out(rows, markdown), laid_out(each, markdown)])
 
 
 def main() -> int:
