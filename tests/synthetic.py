@@ -11,20 +11,18 @@ MF9001 edits both files, MF9002 the first and MF9003 the second.
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import json
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 
 import msgspec
 import pytest
 
 from megatron_fixes.catalog.matrix import load_matrix
 
-ROOT = Path(__file__).resolve().parents[1]
+from .loading import ROOT, load_program
+
 FIRST = "megatron/core/first.py"
 SECOND = "megatron/core/second.py"
 _BODY = "".join(f"    total += {number}\n" for number in range(6))
@@ -105,19 +103,6 @@ def _matrix(fix_ids: Sequence[str]) -> str:
     return json.dumps({"schema": 1, "releases": releases, "fixes": fixes})
 
 
-def _recorder() -> ModuleType:
-    """The script that makes the table of fingerprints."""
-    spec = importlib.util.spec_from_file_location("record_fingerprints", ROOT / "scripts" / "record_fingerprints.py")
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        spec.loader.exec_module(script)
-    finally:
-        sys.path.remove(str(ROOT / "scripts"))
-    return script
-
-
 def build(folder: Path, edits: Mapping[str, Mapping[str, tuple[str, str]]] = EDITS) -> Path:
     """Make the distribution in a folder that is not there, and return it."""
     ours = shutil.ignore_patterns("__pycache__", "_data")
@@ -131,7 +116,7 @@ def build(folder: Path, edits: Mapping[str, Mapping[str, tuple[str, str]]] = EDI
     matrix = folder / "compat_matrix.yaml"  # JSON is YAML too
     matrix.write_text(_matrix(tuple(edits)))
     (folder / "megatron_fixes/catalog/matrix.json").write_text(_matrix(tuple(edits)))
-    script, tree = _recorder(), write_tree(folder / "tree")
+    script, tree = load_program("scripts/record_fingerprints.py"), write_tree(folder / "tree")
     script.matrix_path, script.patches_root = (lambda: matrix), (lambda: folder / "patches")
     script.fetch = lambda *_: tree
     (folder / "megatron_fixes/catalog/fingerprints.json").write_bytes(msgspec.json.encode(script.record()))

@@ -8,9 +8,7 @@ fix that upstream made elsewhere can't be seen there, but none is ever taken for
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -23,9 +21,10 @@ from megatron_fixes.patching.scan import Row, read_files, scan, scan_files
 from megatron_fixes.patching.target import find_target
 from megatron_fixes.proofs.releases import fetch
 
+from ..loading import load_program
+
 CATALOG = catalog.load()
 RELEASES = tuple(CATALOG.matrix.releases)
-FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
 def having(release: str, verdict: str) -> set[str]:
@@ -50,15 +49,7 @@ def test_there_are_fixes_that_later_releases_have() -> None:
 
 @pytest.fixture(scope="module")
 def upgrades() -> ModuleType:
-    sys.path.insert(0, str(FOLDER))
-    try:
-        spec = importlib.util.spec_from_file_location("upgrades", FOLDER / "upgrades.py")
-        assert spec and spec.loader
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(FOLDER))
-    return module
+    return load_program("benchmarks/upgrades.py")
 
 
 def test_a_patch_tried_in_reverse_is_found_where_it_is_and_nowhere_else(upgrades: ModuleType, tmp_path: Path) -> None:

@@ -7,31 +7,18 @@ says so and is not run here: its fix's proof has the case for the GPU.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 
 from megatron_fixes import catalog
 from megatron_fixes.proofs.__main__ import variant_tree
 
+from ..loading import load_program
+
 CATALOG = catalog.load()
 NEWEST = list(CATALOG.matrix.releases)[-1]
 
 
-def load_script() -> ModuleType:
-    path = Path(__file__).resolve().parents[2] / "scripts" / "render_reports.py"
-    spec = importlib.util.spec_from_file_location("render_reports", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["render_reports"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-REPORTS = load_script()
+REPORTS = load_program("scripts/render_reports.py")
 OPEN = REPORTS.with_script(CATALOG)
 RUNNABLE = [fix_id for fix_id in OPEN if REPORTS.NEEDS_GPU not in REPORTS.script_of(fix_id).read_text("utf-8")]
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -14,18 +13,15 @@ import pytest
 from megatron_fixes import catalog
 from megatron_fixes.errors import UsageError
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "render_tables.py"
+from ..loading import load_program
+
 CATALOG = catalog.load()
 EMPTY = "# Title\n\nabove\n\n<!-- table:fixes -->\nwas here \\1 | x\n<!-- /table:fixes -->\n\nbelow\n"
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("render_tables", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program("scripts/render_tables.py")
 
 
 def rows(text: str, name: str) -> list[list[str]]:
