@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from megatron.core import parallel_state
 
-from megatron_fixes.proofs.ddp import backward, compare, judge_gradients, reference_gradients, transformer_config, wrap
+from megatron_fixes.proofs.ddp import (
+    backward,
+    batch,
+    compare,
+    judge_gradients,
+    mean_square,
+    reference_gradients,
+    transformer_config,
+    wrap,
+)
 from megatron_fixes.proofs.proof import Case
 
 if TYPE_CHECKING:
@@ -31,14 +40,6 @@ HIDDEN, STEPS = 8, 3
 def _model() -> torch.nn.Sequential:
     torch.manual_seed(7)
     return torch.nn.Sequential(torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.Linear(HIDDEN, HIDDEN))
-
-
-def _data(rank: int, step: int) -> torch.Tensor:
-    return torch.randn(4, HIDDEN, generator=torch.Generator().manual_seed(1000 * step + rank))
-
-
-def _loss(module: torch.nn.Module, data: torch.Tensor) -> torch.Tensor:
-    return module(data.to(next(module.parameters()))).square().mean()
 
 
 def _situations(instances: int) -> Iterator[tuple[bool, str, str]]:
@@ -60,7 +61,7 @@ def _zero(ddp: Any, zeroing: str) -> None:
 
 
 def _step(ddp: Any, dispatch: str, data: torch.Tensor) -> None:
-    backward(ddp, partial(_loss, data=data), scheduled=dispatch == "schedule")
+    backward(ddp, partial(mean_square, data=data), scheduled=dispatch == "schedule")
     ddp.finish_grad_sync()
 
 
@@ -73,8 +74,8 @@ def _run(rank: int) -> dict[str, Any]:
             ddp = wrap(_model(), transformer_config(), instances=instances, bucket_size=1, overlap=overlap)
             for step in range(STEPS):
                 _zero(ddp, zeroing)
-                _step(ddp, dispatch, _data(rank, step))
-                losses = [partial(_loss, data=_data(peer, step)) for peer in peers]
+                _step(ddp, dispatch, batch(rank, step, HIDDEN))
+                losses = [partial(mean_square, data=batch(peer, step, HIDDEN)) for peer in peers]
                 name = f"{instances} instances, overlap {overlap}, {dispatch}, {zeroing}, step {step}"
                 steps[name] = compare(ddp, reference_gradients(ddp.module, losses))
         parallel_state.destroy_model_parallel()

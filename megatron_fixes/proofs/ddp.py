@@ -58,6 +58,17 @@ def wrap(
     return DistributedDataParallel(config, ddp_config, module)
 
 
+def batch(rank: int, step: int, hidden: int) -> torch.Tensor:
+    """The data of a rank in a step: float32, (4, hidden), on the CPU; the same whoever asks."""
+    return torch.randn(4, hidden, generator=torch.Generator().manual_seed(1000 * step + rank))
+
+
+def mean_square(module: torch.nn.Module, data: torch.Tensor) -> torch.Tensor:
+    """The mean square of a module's output, shape ``()``; ``data`` is taken to its device and dtype."""
+    loss: torch.Tensor = module(data.to(next(module.parameters()))).square().mean()
+    return loss
+
+
 class Abandon(Exception):
     """Raised by ``Bomb`` in backward; the training loop catches it."""
 

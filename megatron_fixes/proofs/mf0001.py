@@ -27,7 +27,7 @@ from megatron.core import parallel_state
 
 from megatron_fixes.proofs import shim
 from megatron_fixes.proofs.controls import CONTROL
-from megatron_fixes.proofs.ddp import compare, reference_gradients, transformer_config, wrap
+from megatron_fixes.proofs.ddp import batch, compare, mean_square, reference_gradients, transformer_config, wrap
 from megatron_fixes.proofs.proof import Case, Judgement, Proof
 from megatron_fixes.proofs.recorder import recording
 
@@ -45,15 +45,6 @@ def _model(hidden: int) -> torch.nn.Sequential:
     return torch.nn.Sequential(torch.nn.Linear(hidden, hidden), torch.nn.Linear(hidden, hidden))
 
 
-def _data(rank: int, step: int, hidden: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1000 * step + rank)
-    return torch.randn(4, hidden, generator=generator)
-
-
-def _loss(module: torch.nn.Module, data: torch.Tensor) -> torch.Tensor:
-    return module(data.to(next(module.parameters()))).square().mean()
-
-
 def _record_steps(rank: int, stream: Any) -> tuple[list[str], int]:
     """Run two steps on a stream; list the races, and count the elements that came out wrong."""
     ddp = wrap(_model(HIDDEN), transformer_config(), instances=2, bucket_size=1)
@@ -62,9 +53,9 @@ def _record_steps(rank: int, stream: Any) -> tuple[list[str], int]:
     with recording() as recorder, torch.cuda.stream(stream):
         for step in range(RECORDED_STEPS):
             ddp.zero_grad_buffer()
-            _loss(ddp, _data(rank, step, HIDDEN)).backward()
+            mean_square(ddp, batch(rank, step, HIDDEN)).backward()
             ddp.finish_grad_sync()
-            losses = [partial(_loss, data=_data(peer, step, HIDDEN)) for peer in peers]
+            losses = [partial(mean_square, data=batch(peer, step, HIDDEN)) for peer in peers]
             wrong += compare(ddp, reference_gradients(ddp.module, losses))["wrong"]
     return [str(race) for race in recorder.races], wrong
 
@@ -112,7 +103,7 @@ def _gpu_steps(rank: int, ddp: Any, stream: Any) -> int:
     for step in range(GPU_STEPS + 1):
         with torch.cuda.stream(stream):
             ddp.zero_grad_buffer()
-            output = ddp(_data(rank, step, GPU_HIDDEN).cuda())
+            output = ddp(batch(rank, step, GPU_HIDDEN).cuda())
             _SlowGradient.apply(output).square().mean().backward()
             ddp.finish_grad_sync()
             got = [parameter.main_grad.clone() for parameter in ddp.module.parameters()]
@@ -120,7 +111,7 @@ def _gpu_steps(rank: int, ddp: Any, stream: Any) -> int:
         # What a consumer on that stream read, not what the buffer holds once everything has run.
         for parameter, seen in zip(ddp.module.parameters(), got, strict=True):
             parameter.main_grad.copy_(seen)
-        losses = [partial(_loss, data=_data(peer, step, GPU_HIDDEN)) for peer in range(2)]
+        losses = [partial(mean_square, data=batch(peer, step, GPU_HIDDEN)) for peer in range(2)]
         report = compare(ddp, reference_gradients(ddp.module, losses))
         torch.cuda.synchronize()
         # Step 0 calibrates (0.16 dispatches at its end, when autograd has joined the streams) and warms NCCL up.

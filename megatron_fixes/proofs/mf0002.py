@@ -30,7 +30,9 @@ from megatron_fixes.proofs.ddp import (
     Abandon,
     Bomb,
     backward,
+    batch,
     compare,
+    mean_square,
     reference_gradients,
     transformer_config,
     wrap,
@@ -60,16 +62,8 @@ class _Model(torch.nn.Module):
         return output
 
 
-def _data(rank: int, step: int) -> torch.Tensor:
-    return torch.randn(4, HIDDEN, generator=torch.Generator().manual_seed(1000 * step + rank))
-
-
-def _loss(module: torch.nn.Module, data: torch.Tensor) -> torch.Tensor:
-    return module(data.to(next(module.parameters()))).square().mean()
-
-
 def _backward(ddp: Any, data: torch.Tensor, dispatch: str) -> None:
-    backward(ddp, partial(_loss, data=data), scheduled=dispatch == "schedule")
+    backward(ddp, partial(mean_square, data=data), scheduled=dispatch == "schedule")
 
 
 def _abandon(ddp: Any, data: torch.Tensor, dispatch: str, *, armed: bool = True) -> None:
@@ -90,16 +84,16 @@ def _steps(ddp: Any, rank: int, dispatch: str) -> dict[str, Any]:
     for step in range(STEPS):
         if step == ABANDONED:
             ddp.zero_grad_buffer()
-            _abandon(ddp, _data(rank, 100), dispatch)
+            _abandon(ddp, batch(rank, 100, HIDDEN), dispatch)
             time.sleep(LATE_S * rank)
         try:
             ddp.zero_grad_buffer()
-            _backward(ddp, _data(rank, step), dispatch)
+            _backward(ddp, batch(rank, step, HIDDEN), dispatch)
             ddp.finish_grad_sync()
         except (AssertionError, RuntimeError) as error:
             reports[f"step {step}"] = {"error": f"{type(error).__name__}: {error}"}
             break
-        losses = [partial(_loss, data=_data(peer, step)) for peer in peers]
+        losses = [partial(mean_square, data=batch(peer, step, HIDDEN)) for peer in peers]
         reports[f"step {step}"] = compare(ddp, reference_gradients(ddp.module, losses))
     return reports
 
@@ -145,10 +139,10 @@ def _apart(rank: int, *, both: bool) -> dict[str, Any]:
     ddp.abandoned_step_timeout_s = BOUND_S
     for step in range(2):
         ddp.zero_grad_buffer()
-        _backward(ddp, _data(rank, step), "hooks")
+        _backward(ddp, batch(rank, step, HIDDEN), "hooks")
         ddp.finish_grad_sync()
     ddp.zero_grad_buffer()
-    _abandon(ddp, _data(rank, 100), "hooks", armed=rank == 0)
+    _abandon(ddp, batch(rank, 100, HIDDEN), "hooks", armed=rank == 0)
     report: dict[str, Any] = {}
     if rank == 0 or both:
         started = time.monotonic()
@@ -186,9 +180,9 @@ def _record(rank: int) -> dict[str, Any]:
                 for step in range(STEPS):
                     ddp.zero_grad_buffer()
                     if name == "abandoned" and step == STEPS - 2:
-                        _abandon(ddp, _data(rank, step), "hooks")
+                        _abandon(ddp, batch(rank, step, HIDDEN), "hooks")
                     else:
-                        _backward(ddp, _data(rank, step), "hooks")
+                        _backward(ddp, batch(rank, step, HIDDEN), "hooks")
                         ddp.finish_grad_sync()
             seen += [f"{race} ({instances} instances)" for race in recorder.races]
         parallel_state.destroy_model_parallel()

@@ -25,7 +25,14 @@ from megatron.core.enums import ModelType
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from megatron_fixes.proofs.controls import CONTROL
-from megatron_fixes.proofs.ddp import compare, judge_gradients, reference_gradients, transformer_config, wrap
+from megatron_fixes.proofs.ddp import (
+    compare,
+    judge_gradients,
+    mean_square,
+    reference_gradients,
+    transformer_config,
+    wrap,
+)
 from megatron_fixes.proofs.proof import Case, Proof
 
 if TYPE_CHECKING:
@@ -45,10 +52,6 @@ def _data(dp_rank: int, microbatch: int = 0, step: int = 0) -> torch.Tensor:
     return torch.randn(BATCH, 1, HIDDEN, generator=generator)
 
 
-def _loss(module: torch.nn.Module, data: torch.Tensor) -> torch.Tensor:
-    return module(data.to(next(module.parameters()))).square().mean()
-
-
 def _ddp_alone(rank: int) -> dict[str, Any]:
     parallel_state.initialize_model_parallel(num_distributed_optimizer_instances=2)
     ranks = parallel_state.get_data_parallel_world_size()
@@ -56,7 +59,7 @@ def _ddp_alone(rank: int) -> dict[str, Any]:
 
     def backward(step: int) -> None:
         with ddp.no_sync():
-            _loss(ddp, _data(rank, step=step)).backward()
+            mean_square(ddp, _data(rank, step=step)).backward()
         ddp.start_grad_sync()
 
     steps = {}
@@ -71,7 +74,7 @@ def _ddp_alone(rank: int) -> dict[str, Any]:
             ddp.zero_grad_buffer()
         backward(number)
         ddp.finish_grad_sync()
-        losses = [partial(_loss, data=_data(peer, step=number)) for peer in range(ranks)]
+        losses = [partial(mean_square, data=_data(peer, step=number)) for peer in range(ranks)]
         steps[name] = compare(ddp, reference_gradients(ddp.module, losses))
     return {"steps": steps}
 
@@ -153,7 +156,7 @@ def _pipeline(rank: int, *, chunks: int) -> dict[str, Any]:
         )
         whole = torch.nn.Sequential(*(_layer(number) for number in range(layers)))
         losses = [
-            partial(_loss, data=_data(peer, microbatch, step))
+            partial(mean_square, data=_data(peer, microbatch, step))
             for peer in range(dp_size)
             for microbatch in range(MICROBATCHES)
         ]

@@ -32,7 +32,7 @@ import megatron.core
 import torch
 from megatron.core import package_info, parallel_state
 
-from megatron_fixes.proofs.ddp import compare, reference_gradients, transformer_config, wrap
+from megatron_fixes.proofs.ddp import batch, compare, mean_square, reference_gradients, transformer_config, wrap
 from megatron_fixes.proofs.proof import Case, Judgement, Proof
 from megatron_fixes.proofs.recorder import recording
 
@@ -101,14 +101,6 @@ def published() -> Build:
     return WITHOUT_SOURCE[max(first for first in WITHOUT_SOURCE if first <= package_info.MINOR)]
 
 
-def _data() -> torch.Tensor:
-    return torch.randn(4, HIDDEN, generator=torch.Generator().manual_seed(7))
-
-
-def _loss(module: torch.nn.Module, data: torch.Tensor) -> torch.Tensor:
-    return module(data.to(next(module.parameters()))).square().mean()
-
-
 def _layer(seed: int = 1) -> torch.nn.Linear:
     torch.manual_seed(seed)
     return torch.nn.Linear(HIDDEN, HIDDEN)
@@ -139,13 +131,13 @@ def _recorded(build: Build) -> dict[str, Any]:
         with _cuda(up=True):
             ddp = build(module)
         ddp.zero_grad_buffer()
-        _loss(ddp, _data()).backward()
+        mean_square(ddp, batch(0, 0, HIDDEN)).backward()
         ddp.finish_grad_sync()
     moved = all(
         parameter.untyped_storage().data_ptr() == ddp.buffers[0].param_data.untyped_storage().data_ptr()
         for parameter in ddp.module.parameters()
     )
-    wrong = compare(ddp, reference_gradients(_layer(), [partial(_loss, data=_data())]))["wrong"]
+    wrong = compare(ddp, reference_gradients(_layer(), [partial(mean_square, data=batch(0, 0, HIDDEN))]))["wrong"]
     return {"races": [str(race) for race in recorder.races], "moved": moved, "wrong": wrong}
 
 

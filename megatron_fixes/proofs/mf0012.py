@@ -19,7 +19,14 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
 from megatron_fixes.proofs.controls import CONTROL
-from megatron_fixes.proofs.ddp import compare, judge_gradients, reference_gradients, transformer_config
+from megatron_fixes.proofs.ddp import (
+    batch,
+    compare,
+    judge_gradients,
+    mean_square,
+    reference_gradients,
+    transformer_config,
+)
 from megatron_fixes.proofs.proof import Case, Judgement, Proof
 
 if TYPE_CHECKING:
@@ -27,14 +34,6 @@ if TYPE_CHECKING:
 
 HIDDEN = 8
 OPTION = "reduce_scatter_with_fp32_accumulation"
-
-
-def _data(rank: int, step: int) -> torch.Tensor:
-    return torch.randn(4, HIDDEN, generator=torch.Generator().manual_seed(1000 * step + rank))
-
-
-def _loss(module: torch.nn.Module, data: torch.Tensor) -> torch.Tensor:
-    return module(data.to(next(module.parameters()))).square().mean()
 
 
 def _build(**options: bool) -> Any:
@@ -48,7 +47,7 @@ def _build(**options: bool) -> Any:
 def _step(ddp: Any, rank: int, step: int) -> dict[str, Any]:
     ddp.zero_grad_buffer()
     with ddp.no_sync():
-        _loss(ddp, _data(rank, step)).backward()
+        mean_square(ddp, batch(rank, step, HIDDEN)).backward()
     # As the pipeline schedules do it, so that what is under way can be looked at.
     ddp.start_grad_sync()
     handles = {type(group.grad_reduce_handle).__name__ for group in ddp.bucket_groups}
@@ -57,7 +56,7 @@ def _step(ddp: Any, rank: int, step: int) -> dict[str, Any]:
     except (AssertionError, RuntimeError, ValueError) as error:
         return {"handles": sorted(handles), "error": f"{type(error).__name__}: {error}"}
     peers = range(parallel_state.get_data_parallel_world_size())
-    expected = reference_gradients(ddp.module, [partial(_loss, data=_data(peer, step)) for peer in peers])
+    expected = reference_gradients(ddp.module, [partial(mean_square, data=batch(peer, step, HIDDEN)) for peer in peers])
     return {**compare(ddp, expected), "handles": sorted(handles)}
 
 
