@@ -15,34 +15,23 @@ Everything is offloaded, so that no inner optimizer runs on the GPU.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 
 from megatron_fixes.proofs.host_memory import HostMemory
+from megatron_fixes.proofs.offloading import RECORDED_STEPS, SIZE, evidence_of_races, judge_races, sgd
 from megatron_fixes.proofs.proof import Case, Judgement, Proof
 from megatron_fixes.proofs.recorder import recording
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-RECORDED_STEPS, SIZE = 2, 4
 # 256 MiB of float32: a copy of several milliseconds, where enqueuing the next kernel takes some microseconds.
 GPU_ELEMENTS, GPU_STEPS = 64 * 2**20, 6
 # About 20 ms at the clocks of any current GPU.
 DELAY_CYCLES = 40_000_000
-
-
-def _optimizer(parameters: list[torch.nn.Parameter], *, overlap: bool) -> Any:
-    return HybridDeviceOptimizer(
-        parameters,
-        offload_fraction=1.0,
-        cpu_optimizer_cls=torch.optim.SGD,
-        gpu_optimizer_cls=torch.optim.SGD,
-        overlap_cpu_optimizer_d2h_h2d=overlap,
-        lr=1.0,
-    )
 
 
 def _record_steps(*, overlap: bool) -> tuple[list[str], int]:
@@ -50,7 +39,7 @@ def _record_steps(*, overlap: bool) -> tuple[list[str], int]:
     wrong = 0
     with HostMemory(), recording() as recorder:
         parameters = [torch.nn.Parameter(torch.zeros(SIZE)) for _ in range(2)]
-        optimizer = _optimizer(parameters, overlap=overlap)
+        optimizer = sgd(parameters, offload_fraction=1.0, overlap=overlap)
         for step in range(RECORDED_STEPS):
             for parameter in parameters:
                 parameter.grad = torch.ones(SIZE)
@@ -60,33 +49,16 @@ def _record_steps(*, overlap: bool) -> tuple[list[str], int]:
 
 
 def _record(rank: int) -> dict[str, Any]:
-    races, wrong = _record_steps(overlap=True)
-    control, wrong_in_control = _record_steps(overlap=False)
-    return {
-        "races": len(races),
-        "example": races[:1],
-        "wrong": wrong + wrong_in_control,
-        "races_without_overlap": len(control),
-    }
+    return evidence_of_races(_record_steps(overlap=True), _record_steps(overlap=False))
 
 
-def judge_record(evidence: Sequence[dict[str, Any]]) -> Judgement:
-    """Defect if any rank has a race, or a wrong parameter; nothing is shown if there is a race without overlap."""
-    if control := sum(e["races_without_overlap"] for e in evidence):
-        return Judgement("not-runnable", f"the recorder reports {control} races without overlap, expected none")
-    # Work runs at once here, so an order that is missing spoils nothing; a copy that is missing does.
-    if wrong := sum(e["wrong"] for e in evidence):
-        return Judgement("defect", f"{wrong} elements with wrong values: something was not copied back")
-    if races := sum(e["races"] for e in evidence):
-        first = next(e["example"][0] for e in evidence if e["races"])
-        return Judgement("defect", f"{races} races in {RECORDED_STEPS} steps, such as: {first}")
-    return Judgement("clean", f"0 races in {RECORDED_STEPS} steps")
+judge_record = partial(judge_races, control="without overlap", missing="something was not copied back")
 
 
 def _gpu_steps(*, overlap: bool) -> list[dict[str, Any]]:
     """Take steps of a large parameter and read it at once; count the elements that were stale when read."""
     parameter = torch.nn.Parameter(torch.zeros(GPU_ELEMENTS, device="cuda"))
-    optimizer = _optimizer([parameter], overlap=overlap)
+    optimizer = sgd([parameter], offload_fraction=1.0, overlap=overlap)
     steps = []
     for step in range(GPU_STEPS):
         parameter.grad = torch.ones_like(parameter)

@@ -15,12 +15,13 @@ dtype of the masters, which ``HybridDeviceOptimizer.step`` does on the stream of
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 
 from megatron_fixes.proofs.host_memory import HostMemory
+from megatron_fixes.proofs.offloading import RECORDED_STEPS, SIZE, evidence_of_races, judge_races, sgd
 from megatron_fixes.proofs.proof import Case, Judgement, Proof
 from megatron_fixes.proofs.recorder import recording
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CONVERSION = "aten::_to_copy"
-RECORDED_STEPS, SIZE = 2, 4
 # The first steps allocate, which may block the host.
 GPU_ELEMENTS, GPU_STEPS, WARM_UP = 4 * 2**20, 9, 3
 # Some 0.1 s at the clocks of any current GPU, where enqueuing a whole step takes a few milliseconds.
@@ -36,15 +36,8 @@ DELAY_CYCLES = 200_000_000
 
 
 def _optimizer(parameters: list[torch.nn.Parameter], offload_fraction: float) -> Any:
-    return HybridDeviceOptimizer(
-        parameters,
-        offload_fraction=offload_fraction,
-        cpu_optimizer_cls=torch.optim.SGD,
-        gpu_optimizer_cls=torch.optim.SGD,
-        param_update_in_fp32=True,
-        pin_cpu_grads=True,
-        overlap_cpu_optimizer_d2h_h2d=True,
-        lr=1.0,
+    return sgd(
+        parameters, offload_fraction=offload_fraction, overlap=True, param_update_in_fp32=True, pin_cpu_grads=True
     )
 
 
@@ -68,27 +61,10 @@ def _record_steps(offload_fraction: float) -> tuple[list[str], int]:
 
 
 def _record(rank: int) -> dict[str, Any]:
-    races, wrong = _record_steps(0.5)
-    control, wrong_in_control = _record_steps(1.0)
-    return {
-        "races": len(races),
-        "example": races[:1],
-        "wrong": wrong + wrong_in_control,
-        "races_all_offloaded": len(control),
-    }
+    return evidence_of_races(_record_steps(0.5), _record_steps(1.0))
 
 
-def judge_record(evidence: Sequence[dict[str, Any]]) -> Judgement:
-    """Defect if any rank has a race, or a wrong parameter; nothing is shown if there is one with all offloaded."""
-    if control := sum(e["races_all_offloaded"] for e in evidence):
-        return Judgement("not-runnable", f"the recorder reports {control} races with everything offloaded")
-    # Work runs at once here, so an order that is missing spoils nothing; a step that is missing does.
-    if wrong := sum(e["wrong"] for e in evidence):
-        return Judgement("defect", f"{wrong} elements with wrong values: an update is missing")
-    if races := sum(e["races"] for e in evidence):
-        first = next(e["example"][0] for e in evidence if e["races"])
-        return Judgement("defect", f"{races} races in {RECORDED_STEPS} steps, such as: {first}")
-    return Judgement("clean", f"0 races in {RECORDED_STEPS} steps")
+judge_record = partial(judge_races, control="with everything offloaded", missing="an update is missing")
 
 
 def _early_steps(rank: int) -> dict[str, Any]:
