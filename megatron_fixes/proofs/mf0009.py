@@ -9,13 +9,12 @@ Left out: groups that a caller makes by ``create_all_gather_groups``, to which t
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 
+from megatron_fixes.proofs.layouts import RICH, initialize
 from megatron_fixes.proofs.proof import Case, Judgement, Proof
 
 if TYPE_CHECKING:
@@ -23,15 +22,6 @@ if TYPE_CHECKING:
 
 # Neither torch's default for NCCL (10 minutes) nor for gloo (30), nor Megatron's own (30).
 TIMEOUT_MINUTES = 7
-# Names that a release doesn't know are left out.
-LAYOUT: dict[str, Any] = {
-    "context_parallel_size": 2,
-    "hierarchical_context_parallel_sizes": [1, 2],
-    "expert_model_parallel_size": 2,
-    "num_distributed_optimizer_instances": 2,
-    "hybrid_context_parallel": True,
-    "create_all_gather_group": True,
-}
 
 
 def _timeout_s(group: Any) -> float:
@@ -42,11 +32,7 @@ def _timeout_s(group: Any) -> float:
 def _initialize(rank: int) -> dict[str, Any]:
     groups = dist.distributed_c10d._world.pg_map
     before = set(groups)
-    known = inspect.signature(parallel_state.initialize_model_parallel).parameters
-    parallel_state.initialize_model_parallel(
-        distributed_timeout_minutes=TIMEOUT_MINUTES,
-        **{name: value for name, value in LAYOUT.items() if name in known},
-    )
+    initialize({**RICH, "create_all_gather_group": True, "distributed_timeout_minutes": TIMEOUT_MINUTES})
     return {"groups": [[group.group_desc, _timeout_s(group)] for group in groups if group not in before]}
 
 

@@ -24,28 +24,20 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.transformer.moe.moe_utils import save_to_aux_losses_tracker
 
+from megatron_fixes.proofs.layouts import RICH, initialize
 from megatron_fixes.proofs.proof import Case, Judgement, Proof
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 STAGES: dict[str, Any] = {"pipeline_model_parallel_size": 4}
-# Names that a release doesn't know are left out.
-RICH: dict[str, Any] = {
-    "context_parallel_size": 2,
-    "hierarchical_context_parallel_sizes": [1, 2],
-    "expert_model_parallel_size": 2,
-    "num_distributed_optimizer_instances": 2,
-    "hybrid_context_parallel": True,
-}
 SHALLOW, DEEP = 2, 6
 # gloo takes 10 ms to end the threads of a group when its last reference goes; these end with the process.
 _kept: list[Any] = []
 
 
 def _initialize(layout: dict[str, Any]) -> None:
-    known = inspect.signature(parallel_state.initialize_model_parallel).parameters
-    parallel_state.initialize_model_parallel(**{name: value for name, value in layout.items() if name in known})
+    initialize(layout)
     _kept.extend(dist.distributed_c10d._world.pg_map)
 
 

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.tensor_parallel import RowParallelLinear
 
-from megatron_fixes.proofs.ddp import RELATIVE_TOLERANCE, transformer_config, wrap
+from megatron_fixes.proofs.ddp import RELATIVE_TOLERANCE, transformer_config
+from megatron_fixes.proofs.norms import OPTIMIZERS, gradient_norm
 from megatron_fixes.proofs.proof import Case, Judgement, Proof
 
 if TYPE_CHECKING:
@@ -94,19 +94,10 @@ def _norm(rank: int) -> dict[str, Any]:
             expert_model_parallel_size=expert,
             expert_tensor_parallel_size=expert_tensor,
         )
-        for name, distributed in (("plain", False), ("distributed", True)):
+        for name, distributed in OPTIMIZERS.items():
             model = _Model(expert)
-            ddp = wrap(
-                model, model.config, instances=1, bucket_size=None, overlap=False, distributed_optimizer=distributed
-            )
-            optimizer: Any = get_megatron_optimizer(
-                OptimizerConfig(optimizer="adam", lr=1e-3, use_distributed_optimizer=distributed), [ddp]
-            )
-            ddp().backward()
-            ddp.finish_grad_sync()
-            optimizer.prepare_grads()
             norms[f"{layout}, {name} optimizer"] = {
-                "got": float(optimizer.get_grad_norm()),
+                "got": gradient_norm(model, model.config, distributed=distributed),
                 "expected": _expected(expert, RANKS // tensor),
             }
         torch.distributed.barrier()

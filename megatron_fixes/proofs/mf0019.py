@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallelConfig
-from torch.distributed import DeviceMesh, device_mesh
+from torch.distributed import device_mesh
 from torch.overrides import TorchFunctionMode
 
 from megatron_fixes.proofs.ddp import RELATIVE_TOLERANCE, reference_gradients, transformer_config
 from megatron_fixes.proofs.proof import Case, Judgement, Proof
+from megatron_fixes.proofs.stages import CpuMesh
 
 try:
     from megatron.core.distributed.fsdp import mcore_fsdp_adapter
@@ -81,22 +82,14 @@ class _NumbersMeanCpu(TorchFunctionMode):
         return func(*args, **{**kwargs, "device": CPU} if isinstance(kwargs.get("device"), int) else kwargs)
 
 
-class _CpuMesh:
-    """Stands for ``DeviceMesh`` where the wrapper makes its mesh."""
-
-    @staticmethod
-    def from_group(group: Any, device_type: str, **more: Any) -> DeviceMesh:
-        return DeviceMesh.from_group(group, device_type.replace("cuda", "cpu"), **more)
-
-
 def _wrapper() -> Any:
     """The release's own wrapper class, with sets of an order that we choose."""
     vars(hooks)["set"] = _Set
     if mcore_fsdp_adapter is None:
         return hooks.FullyShardedDataParallel
-    vars(mcore_fsdp_adapter)["DeviceMesh"] = _CpuMesh
+    vars(mcore_fsdp_adapter)["DeviceMesh"] = CpuMesh
     # 0.14 and 0.15 read this from PyTorch, which has it no longer; for a mesh that is nobody's child it was empty.
-    vars(getattr(device_mesh, "_mesh_resources", _CpuMesh())).setdefault("child_to_root_mapping", {})
+    vars(getattr(device_mesh, "_mesh_resources", CpuMesh())).setdefault("child_to_root_mapping", {})
     return mcore_fsdp_adapter.FullyShardedDataParallel
 
 

@@ -22,12 +22,11 @@ from megatron.core.distributed import (
     finalize_model_grads,
     torch_fully_sharded_data_parallel,
 )
-from megatron.core.enums import ModelType
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from torch.distributed import DeviceMesh
 
 from megatron_fixes.proofs.ddp import RELATIVE_TOLERANCE, reference_gradients, transformer_config
 from megatron_fixes.proofs.proof import Case, Judgement, Proof
+from megatron_fixes.proofs.stages import CpuMesh, OnlyStage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,32 +35,17 @@ HIDDEN, RANKS, MICROBATCHES = 8, 2, 2
 REFUSED = "unexpected keyword argument 'force_all_reduce'"
 
 
-class _Layer(torch.nn.Module):
-    """A linear layer with what the schedules and ``finalize_model_grads`` ask of a model."""
-
-    model_type = ModelType.encoder_or_decoder
-    share_embeddings_and_output_weights = False
-    pre_process = post_process = True
+class _Layer(OnlyStage):
+    """A linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(7)
         self.linear = torch.nn.Linear(HIDDEN, HIDDEN)
 
-    def set_input_tensor(self, tensor: Any) -> None:
-        """It is the only stage."""
-
     def forward(self, data: torch.Tensor) -> torch.Tensor:
         output: torch.Tensor = self.linear(data)
         return output
-
-
-class _CpuMesh:
-    """Stands for ``DeviceMesh`` where the wrapper makes its mesh."""
-
-    @staticmethod
-    def from_group(group: Any, device_type: str) -> DeviceMesh:
-        return DeviceMesh.from_group(group, device_type.replace("cuda", "cpu"))
 
 
 def _data(rank: int, microbatch: int) -> torch.Tensor:
@@ -109,7 +93,7 @@ def _step(wrapped: Any, rank: int, force: dict[str, bool]) -> dict[str, Any]:
 
 
 def _run(rank: int) -> dict[str, Any]:
-    vars(torch_fully_sharded_data_parallel)["DeviceMesh"] = _CpuMesh
+    vars(torch_fully_sharded_data_parallel)["DeviceMesh"] = CpuMesh
     parallel_state.initialize_model_parallel()
     config = transformer_config(finalize_model_grads_func=finalize_model_grads)
     wrapped = TorchFullyShardedDataParallel(config, DistributedDataParallelConfig(), _Layer())

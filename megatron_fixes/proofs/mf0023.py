@@ -20,12 +20,12 @@ import megatron.core
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import finalize_model_grads
-from megatron.core.enums import ModelType
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from megatron_fixes.proofs.ddp import compare, reference_gradients, wrap
 from megatron_fixes.proofs.moe import HIDDEN, balancing_loss, moe_config, router, z_loss
 from megatron_fixes.proofs.proof import Case, Judgement, Proof
+from megatron_fixes.proofs.stages import OnlyStage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,19 +34,12 @@ TOKENS, MICROBATCHES = 8, 2
 AUXILIARY, Z = 0.5, 0.25
 
 
-class _Routed(torch.nn.Module):
-    """A router with what the schedules and ``finalize_model_grads`` ask of a model."""
-
-    model_type = ModelType.encoder_or_decoder
-    share_embeddings_and_output_weights = False
-    pre_process = post_process = True
+class _Routed(OnlyStage):
+    """A router alone."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.router = router(config, layer_number=1)
-
-    def set_input_tensor(self, tensor: Any) -> None:
-        """It is the only stage."""
 
     def forward(self, data: torch.Tensor) -> torch.Tensor:
         probabilities, _ = self.router(data)

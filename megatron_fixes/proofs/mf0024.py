@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 
-from megatron_fixes.proofs.ddp import RELATIVE_TOLERANCE, transformer_config, wrap
+from megatron_fixes.proofs.ddp import RELATIVE_TOLERANCE, transformer_config
+from megatron_fixes.proofs.norms import OPTIMIZERS, gradient_norm
 from megatron_fixes.proofs.proof import Case, Judgement, Proof
 
 if TYPE_CHECKING:
@@ -89,17 +89,11 @@ def _norm(rank: int) -> dict[str, Any]:
         **learnable,
     )
     heads = HEADS // RANKS
-    norms = {}
-    for name, distributed in (("plain", False), ("distributed", True)):
-        model = _Model(config, slice(rank * heads, (rank + 1) * heads))
-        ddp = wrap(model, config, instances=1, bucket_size=None, overlap=False, distributed_optimizer=distributed)
-        optimizer: Any = get_megatron_optimizer(
-            OptimizerConfig(optimizer="adam", lr=1e-3, use_distributed_optimizer=distributed), [ddp]
-        )
-        ddp().backward()
-        ddp.finish_grad_sync()
-        optimizer.prepare_grads()
-        norms[name] = float(optimizer.get_grad_norm())
+    own = slice(rank * heads, (rank + 1) * heads)
+    norms = {
+        name: gradient_norm(_Model(config, own), config, distributed=distributed)
+        for name, distributed in OPTIMIZERS.items()
+    }
     return {"norms": norms, "expected": _expected()}
 
 

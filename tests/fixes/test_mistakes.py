@@ -17,16 +17,15 @@ from megatron_fixes.proofs.__main__ import run_parent, variant_tree
 
 CATALOG = catalog.load()
 MISTAKES = [
-    pytest.param(fix_id, mistake, id=f"{fix_id}-{mistake.replace(' ', '-')}")
+    pytest.param(fix_id, *edit, id=f"{fix_id}-{mistake.replace(' ', '-')}")
     for fix_id in CATALOG.matrix.fixes
     if patched_releases(CATALOG, fix_id)
-    for mistake in importlib.import_module(f"tests.fixes.mistakes.{fix_id.lower()}").MISTAKES
+    for mistake, edit in importlib.import_module(f"tests.fixes.mistakes.{fix_id.lower()}").MISTAKES.items()
 ]
 
 
-@pytest.mark.parametrize(("fix_id", "mistake"), MISTAKES)
-def test_a_patch_with_a_mistake_in_it_does_not_pass(fix_id: str, mistake: str) -> None:
-    file, right, wrong = importlib.import_module(f"tests.fixes.mistakes.{fix_id.lower()}").MISTAKES[mistake]
+@pytest.mark.parametrize(("fix_id", "file", "right", "wrong"), MISTAKES)
+def test_a_patch_with_a_mistake_in_it_does_not_pass(fix_id: str, file: str, right: str, wrong: str) -> None:
     newest = patched_releases(CATALOG, fix_id)[-1]
     with variant_tree(CATALOG, newest, "patched", [fix_id]) as tree:
         path = tree / file
