@@ -20,7 +20,7 @@ from megatron_fixes.errors import RefusedError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Catalog", "load"]
+__all__ = ["Catalog", "load", "without_local"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,15 @@ class Catalog:
         """The patch of a fix for a release of the matrix, or None if there is none yet."""
         patch = self.series[self.matrix.releases[release].line].get(fix_id)
         return patch if patch and release in patch.header.applies_to else None
+
+    def is_gated(self, fix_id: str) -> bool:
+        """Whether a fix is put in only by name, whatever a target makes of it."""
+        return any(patch.gated for series in self.series.values() if (patch := series.get(fix_id)))
+
+
+def without_local(release: str) -> str:
+    """A release without the local part that builds and checkouts add: ``0.16.1+abc`` holds the text of 0.16.1."""
+    return release.partition("+")[0]
 
 
 def load(*, compiled: bool = False) -> Catalog:

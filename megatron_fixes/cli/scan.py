@@ -88,10 +88,8 @@ def details(rows: Sequence[Row]) -> dict[tuple[str, tuple[str, ...]], list[str]]
 
 def next_step(rows: Sequence[Row], catalog: Catalog, target: Target, where: str) -> str:
     """The one command to type after this scan, and what it is for where that could be mistaken."""
-    from megatron_fixes.patching.plan import is_gated
-
-    ids = {row.finding.fix_id: row for row in rows}
-    fitting = [fix_id for fix_id, row in ids.items() if row.remedy == "patch" and not is_gated(catalog, row)]
+    ids = {row.finding.fix_id: row for row in rows if not catalog.is_gated(row.finding.fix_id)}
+    fitting = [fix_id for fix_id, row in ids.items() if row.remedy == "patch"]
     blocked = [
         fix_id for fix_id, row in ids.items() if row.finding.verdict == "drifted" or row.remedy == "does-not-fit"
     ]

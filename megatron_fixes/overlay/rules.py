@@ -15,11 +15,12 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from megatron_fixes.catalog import without_local
 from megatron_fixes.config import ALL
 from megatron_fixes.errors import DoesNotFitError
 from megatron_fixes.overlay.decision import Decision, FixState, Refusal
 from megatron_fixes.patching.hunks import touched_paths
-from megatron_fixes.patching.plan import is_gated, patches_for
+from megatron_fixes.patching.plan import patches_for
 from megatron_fixes.patching.scan import apply_all, scan_files
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def decide(
     """
     refusals = unknown_ids(asked, tuple(catalog.matrix.fixes))
     touches = {fix: tuple(sorted({f.split("::")[0] for f in names})) for fix, names in catalog.known.touches.items()}
-    if (base := (release or "").split("+")[0]) not in catalog.matrix.releases:
+    if (base := without_local(release or "")) not in catalog.matrix.releases:
         refusal = _unknown_release(release, base, tuple(catalog.matrix.releases))
         states = [FixState(fix, "refused", refusal.message, touches[fix]) for fix in catalog.matrix.fixes]
         return Decision(release, release_source, tuple(states), {}, (*refusals, refusal)), {}
@@ -107,6 +108,8 @@ def _outcome(
         return finding.verdict, finding.reason
     if fix not in asked and ALL not in asked:
         return "not-asked", finding.reason
+    if fix not in asked and catalog.is_gated(fix):
+        return "gated", "changes training in a debatable way, so it is put in only by name"
     if finding.verdict == "drifted":
         return "refused", finding.reason
     if row.remedy == "none":
@@ -114,8 +117,6 @@ def _outcome(
     if row.remedy == "does-not-fit":
         blocked = [name for name in _requires(catalog, row) if _cannot_go_in(rows[name])]
         return "refused", f"it requires {', '.join(blocked)}" if blocked else row.misfit.splitlines()[0]
-    if fix not in asked and is_gated(catalog, row):
-        return "gated", "changes training in a debatable way, so it is put in only by name"
     for patch in patches_for(catalog, rows, [fix]):
         for path in _paths(patch):
             if _uses_file_name(files[path]):

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides, in memory and before anything is written, what ``apply`` does to a target.
 
-Without names: every needed fix that has a patch, gated ones left out; a fix that is needed but has no patch is
-reported and left. With names: those, and what they require. Refused as a whole, so that nothing is half
-applied, if any fix that was asked for (or, without names, any fix at all) has drifted or does not fit.
+Without names: every needed fix that has a patch, gated ones left out, whatever the target makes of them; a fix that is
+needed but has no patch is reported and left. With names: those, and what they require. Refused as a whole, so that
+nothing is half applied, if any fix that was asked for (or, without names, any but a gated one) has drifted or does not
+fit.
 """
 
 from __future__ import annotations
@@ -82,21 +83,24 @@ def make_plan(target: Target, catalog: Catalog, only: Sequence[str] = ()) -> Pla
 
 def _plan(target: Target, catalog: Catalog, only: Sequence[str], files: Mapping[str, bytes]) -> Plan:
     rows = {row.finding.fix_id: row for row in scan_files(files, catalog, target.release)}
-    asked = {fix_id: row for fix_id, row in rows.items() if not only or fix_id in only}
-    fitting = {fix_id: row for fix_id, row in asked.items() if row.remedy == "patch"}
-    gated = {} if only else {fix_id: row for fix_id, row in fitting.items() if is_gated(catalog, row)}
-    chosen = [fix_id for fix_id in fitting if fix_id not in gated]
+    gated = {} if only else {fix_id: row for fix_id, row in rows.items() if catalog.is_gated(fix_id)}
+    asked = {fix_id: row for fix_id, row in rows.items() if fix_id not in gated and (not only or fix_id in only)}
+    chosen = [fix_id for fix_id, row in asked.items() if row.remedy == "patch"]
     _refuse(target, asked, chosen, _missing(catalog, asked, files), named=bool(only))
     patches = patches_for(catalog, rows, chosen)
     after = apply_all(catalog, patches, files, target.release) if patches else {}
     return Plan(
         patches=tuple(patches),
         changes={path: (files[path], content) for path, content in after.items()},
-        already=tuple(row for row in asked.values() if row.finding.verdict != "needed"),
+        already=tuple(row for fix_id, row in rows.items() if _needs_nothing(row) and (not only or fix_id in only)),
         without_patch=tuple(row for row in asked.values() if row.remedy == "none"),
-        gated=tuple(gated.values()),
+        gated=tuple(row for row in gated.values() if row.remedy == "patch"),
         required=tuple(patch.fix_id for patch in patches if patch.fix_id not in asked),
     )
+
+
+def _needs_nothing(row: Row) -> bool:
+    return row.finding.verdict not in ("needed", "drifted")
 
 
 def patches_for(catalog: Catalog, rows: Mapping[str, Row], chosen: Sequence[str]) -> list[PatchFile]:
@@ -110,13 +114,6 @@ def patches_for(catalog: Catalog, rows: Mapping[str, Row], chosen: Sequence[str]
         wanted = [fix_id for fix_id in chosen if _line(catalog, rows[fix_id]) == line]
         patches += [p for p in catalog.series[line].closure(wanted) if rows[p.fix_id].finding.verdict != "applied"]
     return patches
-
-
-def is_gated(catalog: Catalog, row: Row) -> bool:
-    """Whether a fix with the remedy ``patch`` is put in only by name."""
-    assert row.finding.release is not None
-    patch = catalog.patch(row.finding.fix_id, row.finding.release)
-    return patch is not None and patch.gated
 
 
 def _line(catalog: Catalog, row: Row) -> str:

@@ -15,6 +15,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from megatron_fixes.catalog import without_local
 from megatron_fixes.catalog.fingerprint import functions
 from megatron_fixes.catalog.verdict import Finding, Seen, judge
 from megatron_fixes.errors import DoesNotFitError, UsageError
@@ -106,7 +107,8 @@ def verdicts(
     paths = {name.split("::")[0] for fix_id in named for name in catalog.known.touches[fix_id]}
     touched = {name for names in catalog.known.touches.values() for name in names}
     seen = look({name for name in touched if name.split("::")[0] in paths}, files)
-    return {fix_id: judge(fix_id, fixes[fix_id], catalog.known, seen, claimed) for fix_id in named}
+    release = claimed and without_local(claimed)
+    return {fix_id: judge(fix_id, fixes[fix_id], catalog.known, seen, release) for fix_id in named}
 
 
 def apply_all(

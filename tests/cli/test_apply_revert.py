@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -254,6 +255,25 @@ def test_a_gated_fix_is_applied_by_name_only(process: Cli, checkout: Path, tree:
     assert (done.json["applied"], done.json["gated"]) == ([], gated)
     done = process("apply", tree, "--only", LAST.fix_id, "--json", root=checkout)
     assert done.json["applied"] == [LAST.fix_id]
+
+
+def test_a_gated_fix_that_drifted_keeps_no_other_out(cli: Cli, tree: Path) -> None:
+    router = tree / "megatron/core/transformer/moe/router.py"
+    before, after = b"def apply_z_loss(self, logits,", b"def apply_z_loss(self, logits, mine,"
+    assert GATED == ["MF0023"] and before in router.read_bytes()
+    router.write_bytes(router.read_bytes().replace(before, after))
+    assert cli("apply", tree, "--only", "MF0023").code == 1
+    done = cli("apply", tree, "--json")
+    assert (done.code, done.json["applied"], done.json["gated"]) == (0, list(IDS), [])
+
+
+def test_a_local_part_of_the_version_makes_no_other_release_of_it(cli: Cli, tree: Path) -> None:
+    plain = cli("apply", tree, "--dry-run", "--json").json["applied"]
+    info = tree / "megatron/core/package_info.py"
+    info.write_text(re.sub("PRE_RELEASE = .*", "PRE_RELEASE = '+mine'", info.read_text("utf-8")), "utf-8")
+    done = cli("apply", tree, "--dry-run", "--json")
+    assert done.json["release"] == "0.16.1+mine"
+    assert (done.code, done.json["applied"]) == (0, plain)
 
 
 def test_what_is_required_comes_along_and_is_said(cli: Cli, tree: Path) -> None:

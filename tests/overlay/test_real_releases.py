@@ -16,10 +16,11 @@ import pytest
 
 from megatron_fixes import catalog, config
 from megatron_fixes.overlay.finder import OverlayFinder
+from megatron_fixes.overlay.rules import decide
 from megatron_fixes.overlay.tables import load_tables, module_name
 from megatron_fixes.patching.groups import independent_groups
 from megatron_fixes.patching.plan import make_plan
-from megatron_fixes.patching.scan import scan
+from megatron_fixes.patching.scan import read_files, scan
 from megatron_fixes.patching.target import find_target
 from megatron_fixes.proofs.releases import fetch
 
@@ -120,3 +121,16 @@ def test_an_applied_tree_is_left_as_it_is(finder: OverlayFinder, tmp_path: Path)
         **{row.finding.fix_id: state for state, rows in left.items() for row in rows},
     }
     assert [refusal.fix for refusal in held.decision.refusals] == [row.finding.fix_id for row in plan.without_patch]
+
+
+def test_all_is_not_refused_for_a_gated_fix_that_drifted() -> None:
+    tree = fetch("0.16.1", CATALOG.matrix)
+    files = read_files(find_target(tree), CATALOG)
+    router = "megatron/core/transformer/moe/router.py"
+    files = {**files, router: files[router].replace(b"def apply_z_loss(self,", b"def apply_z_loss(self, mine,")}
+    states = {}
+    for asked in (["all"], ["all", "MF0023"]):
+        decision, _ = decide(CATALOG, files, "0.16.1", "", asked)
+        states[asked[-1]] = next(fix.state for fix in decision.fixes if fix.fix == "MF0023")
+        assert bool(decision.refusals) == (asked[-1] == "MF0023")
+    assert states == {"all": "gated", "MF0023": "refused"}
