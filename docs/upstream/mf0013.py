@@ -47,6 +47,6 @@ def step_without_gradient(offload_fraction):
 
 if __name__ == "__main__":
     seen = {fraction: step_without_gradient(fraction) for fraction in ((0.0, 1.0) if GPU else (0.0,))}
-    print("observed:", *(f"offload_fraction {f}: a weight goes from {b} to {a};" for f, (b, a) in seen.items()))
+    print("observed:", "; ".join(f"offload_fraction {f}: a weight goes from {b} to {a}" for f, (b, a) in seen.items()))
     print("expected: a weight without a gradient stays where it is")
     sys.exit(any(before != after for before, after in seen.values()))
