@@ -20,7 +20,7 @@ from megatron_fixes.proofs.releases import fetch
 CATALOG = catalog.load()
 
 PROGRAM = """
-import itertools, json, os, sys
+import inspect, itertools, json, os, sys
 from pathlib import Path
 from megatron_fixes.proofs.parent import prepare
 prepare(Path(sys.argv[1]), "gloo")
@@ -32,6 +32,12 @@ WORLD = 8
 NAMES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
          "expert_model_parallel_size", "expert_tensor_parallel_size", "num_distributed_optimizer_instances")
 
+# 0.12 shards experts over all their replicas, and the distributed optimizer reduces over all ranks.
+PARTIAL = {"partial_expert_data_parallel": True}
+if "partial_expert_data_parallel" not in inspect.signature(ps.get_expert_data_parallel_group).parameters:
+    PARTIAL = {}
+instance = getattr(ps, "get_intra_distributed_optimizer_instance_group", lambda: dist.group.WORLD)
+
 def groups(rank, sizes):
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=WORLD)
     ps.initialize_model_parallel(**dict(zip(NAMES, sizes)), create_gloo_process_groups=False)
@@ -39,10 +45,10 @@ def groups(rank, sizes):
         "same dense": ps.get_data_parallel_group(with_context_parallel=True),
         "shards dense": ps.get_data_parallel_group(with_context_parallel=True, partial_data_parallel=True),
         "same expert": ps.get_expert_data_parallel_group(),
-        "shards expert": ps.get_expert_data_parallel_group(partial_expert_data_parallel=True),
+        "shards expert": ps.get_expert_data_parallel_group(**PARTIAL),
         "plain dense": ps.get_model_parallel_group(),
         "plain expert": ps.get_expert_tensor_model_pipeline_parallel_group(),
-        "distributed": ps.get_intra_distributed_optimizer_instance_group(),
+        "distributed": instance(),
     }
     return {name: dist.get_process_group_ranks(group) for name, group in found.items()}
 
