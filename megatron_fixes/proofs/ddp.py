@@ -37,6 +37,7 @@ def wrap(
     bucket_size: int | None,
     overlap: bool = True,
     distributed_optimizer: bool = True,
+    **options: bool,
 ) -> Any:
     """Real DDP.
 
@@ -47,6 +48,7 @@ def wrap(
         bucket_size: Elements after which a bucket closes; None for one bucket.
         overlap: Whether the gradient reduction overlaps the backward pass.
         distributed_optimizer: Gradients are reduce-scattered for one; else they are all-reduced.
+        options: Other fields of the DDP config.
     """
     ddp_config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
@@ -54,6 +56,7 @@ def wrap(
         use_distributed_optimizer=distributed_optimizer,
         num_distributed_optimizer_instances=instances,
         bucket_size=bucket_size,
+        **options,
     )
     return DistributedDataParallel(config, ddp_config, module)
 

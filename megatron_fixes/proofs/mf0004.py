@@ -5,10 +5,11 @@ Guards: batches of any number of backward passes either end with right gradients
 the optimizer can use them; a batch that is like one that went well is never refused, and its reduction overlaps the
 backward pass.
 
-Each case is a sequence of batches through one DDP, with one bucket and with one for each parameter:
+Each case has sequences of batches through one DDP, with one bucket and with one for each parameter:
 
 * ``first-batch``: the first batch is abandoned in its first or second pass, or leaves a parameter unused. Also a batch
-  over buffers that were not zeroed, which with several instances no release refuses.
+  over buffers that were not zeroed, which with several instances no release refuses. All of them also with FP32
+  sums, where from 0.18 on a bucket's reduction is finished as soon as the next one's is dispatched.
 * ``fewer-passes``: two passes, then one; with one and two distributed-optimizer instances.
 * ``fewer-on-one-rank``: one rank runs out of data. Its collectives must pair with those of its peers, whose hooks
   dispatch in an order that is not that of the buckets.
@@ -24,12 +25,13 @@ After a batch that was refused or abandoned, reductions under way are waited for
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallelConfig
 
 from megatron_fixes.proofs.controls import CONTROL
 from megatron_fixes.proofs.ddp import (
@@ -47,6 +49,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 HIDDEN = 8
+EACH, ONE_BUCKET = "a bucket each parameter", "one bucket"
+BUCKETS: dict[str, dict[str, Any]] = {
+    EACH: {"bucket_size": 1},
+    ONE_BUCKET: {"bucket_size": None},
+    "FP32 sums": {"bucket_size": 1, "reduce_scatter_with_fp32_accumulation": True},
+}
 
 
 @dataclass(frozen=True)
@@ -84,14 +92,14 @@ Sequences = dict[str, tuple[Batch, ...]]
 
 ONE, TWO, THREE = Batch(1), Batch(2), Batch(3)
 FIRST_BATCH: Sequences = {
-    "not zeroed": (ONE, Batch(1, overlaps=True), Batch(1, unzeroed=True, refusable=True)),
+    "not zeroed": (TWO, ONE, Batch(1, unzeroed=True, refusable=True)),
     "abandoned": (Batch(1, abandoned=True), ONE, Batch(1, overlaps=True)),
     "abandoned in the second pass": (Batch(2, abandoned=True), TWO, Batch(2, overlaps=True)),
     "a parameter unused": (Batch(1, unused=True, refusable=True), ONE, Batch(1, overlaps=True)),
 }
 FEWER_PASSES: Sequences = {
-    "fewer": (TWO, Batch(2, overlaps=True), ONE, Batch(2, overlaps=True), ONE),
-    "a diagnostic pass after each": (*[Batch(2, diagnostic=True)] * 3, Batch(1, diagnostic=True), TWO),
+    "fewer": (TWO, Batch(2, overlaps=True), ONE, Batch(2, overlaps=True)),
+    "a diagnostic pass after each": (*[Batch(2, diagnostic=True)] * 2, Batch(1, diagnostic=True), TWO),
 }
 FEWER_ON_ONE_RANK: Sequences = {"fewer on one rank": (TWO, Batch(2, overlaps=True), Batch(2, short_rank=1))}
 MORE_PASSES: Sequences = {
@@ -106,16 +114,18 @@ class _Model(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(4)
-        self.middle, self.last, self.first = (torch.nn.Linear(HIDDEN, HIDDEN) for _ in range(3))
+        self.middle, self.last, self.first = (torch.nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(3))
 
     def forward(self, data: torch.Tensor, skip_first: bool) -> torch.Tensor:
         output: torch.Tensor = self.last(self.middle(data if skip_first else Bomb.apply(self.first(data))))
         return output
 
 
-def _loss(module: torch.nn.Module, rank: int, number: int, part: int, batch: Batch) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(10_000 * number + 100 * part + rank)
-    data = torch.randn(4, HIDDEN, generator=generator)
+def _data(rank: int, number: int, part: int) -> torch.Tensor:
+    return torch.randn(4, HIDDEN, generator=torch.Generator().manual_seed(10_000 * number + 100 * part + rank))
+
+
+def _loss(module: torch.nn.Module, data: torch.Tensor, batch: Batch) -> torch.Tensor:
     loss: torch.Tensor = module(data.to(next(module.parameters())), batch.unused).square().mean()
     return loss
 
@@ -123,8 +133,16 @@ def _loss(module: torch.nn.Module, rank: int, number: int, part: int, batch: Bat
 def _passes(ddp: Any, rank: int, number: int, batch: Batch) -> None:
     for part in range(batch.passes_of(rank)):
         Bomb.armed = batch.abandoned and part == batch.passes - 1
-        loss = partial(_loss, rank=rank, number=number, part=part, batch=batch)
+        loss = partial(_loss, data=_data(rank, number, part), batch=batch)
         backward(ddp, loss, scheduled=batch.dispatched)
+
+
+def _expected(ddp: Any, number: int, batch: Batch) -> dict[str, torch.Tensor]:
+    """The sum over passes, averaged over ranks; all of them at once."""
+    peers = range(parallel_state.get_data_parallel_world_size())
+    passes = [_data(peer, number, part) for peer in peers for part in range(batch.passes_of(peer))]
+    share = len(passes) / len(peers)
+    return reference_gradients(ddp.module, [lambda module: share * _loss(module, torch.cat(passes), batch)])
 
 
 def _drain(ddp: Any) -> None:
@@ -136,6 +154,10 @@ def _drain(ddp: Any) -> None:
             group.grad_reduce_handle = None
 
 
+def _dispatched(group: Any) -> bool:
+    return group.grad_reduce_handle is not None or getattr(group, "grad_reduce_finished", False)
+
+
 def _batch(ddp: Any, rank: int, number: int, batch: Batch) -> dict[str, Any]:
     """Run one batch; report a comparison, or the error that refused it."""
     try:
@@ -144,7 +166,7 @@ def _batch(ddp: Any, rank: int, number: int, batch: Batch) -> dict[str, Any]:
         _passes(ddp, rank, number, batch)
         # With several instances there is no handle to tell by.
         handles = ddp.ddp_config.num_distributed_optimizer_instances == 1
-        under_way = not handles or all(group.grad_reduce_handle is not None for group in ddp.bucket_groups)
+        under_way = not handles or all(map(_dispatched, ddp.bucket_groups))
         ddp.finish_grad_sync()
     except Abandon:
         _drain(ddp)
@@ -155,29 +177,26 @@ def _batch(ddp: Any, rank: int, number: int, batch: Batch) -> dict[str, Any]:
     finally:
         Bomb.armed = False
 
-    def loss(module: torch.nn.Module, peer: int) -> torch.Tensor:
-        return torch.stack([_loss(module, peer, number, part, batch) for part in range(batch.passes_of(peer))]).sum()
-
-    peers = range(parallel_state.get_data_parallel_world_size())
-    expected = reference_gradients(ddp.module, [partial(loss, peer=peer) for peer in peers])
-    report = {**compare(ddp, expected), "under_way": under_way}
+    report = {**compare(ddp, _expected(ddp, number, batch)), "under_way": under_way}
     if batch.diagnostic:
         with ddp.no_sync():
-            _loss(ddp, rank, number, batch.passes, batch).backward()
+            _loss(ddp, _data(rank, number, batch.passes), batch).backward()
     return report
 
 
-def _run(
-    rank: int, *, sequences: Sequences, instances: Sequence[int], bucket_sizes: Sequence[int | None]
-) -> dict[str, Any]:
+def _run(rank: int, *, sequences: Sequences, instances: Sequence[int], buckets: Sequence[str]) -> dict[str, Any]:
     reports: dict[str, Any] = {name: {} for name in sequences}
+    known = {field.name for field in fields(DistributedDataParallelConfig)}
     for count in instances:
         parallel_state.initialize_model_parallel(num_distributed_optimizer_instances=count)
-        for name, batches in sequences.items():
-            for bucket_size in bucket_sizes:
-                ddp = wrap(_Model(), transformer_config(), instances=count, bucket_size=bucket_size)
-                setup = f"{count} instances, {'one bucket' if bucket_size is None else 'a bucket each parameter'}"
-                reports[name][setup] = [_batch(ddp, rank, number, batch) for number, batch in enumerate(batches)]
+        # FP32 sums come last: one DDP with them takes all others along (see MF0012).
+        for setup in buckets:
+            options = {name: value for name, value in BUCKETS[setup].items() if name in known}
+            for name, batches in sequences.items():
+                ddp = wrap(_Model(), transformer_config(), instances=count, **options)
+                reports[name][f"{count} instances, {setup}"] = [
+                    _batch(ddp, rank, number, batch) for number, batch in enumerate(batches)
+                ]
         parallel_state.destroy_model_parallel()
     return reports
 
@@ -219,18 +238,18 @@ def _case(
     sequences: Sequences,
     ranks: int,
     instances: Sequence[int] = (1,),
-    bucket_sizes: Sequence[int | None] = (1, None),
+    buckets: Sequence[str] = (EACH, ONE_BUCKET),
 ) -> Case:
-    run = partial(_run, sequences=sequences, instances=instances, bucket_sizes=bucket_sizes)
+    run = partial(_run, sequences=sequences, instances=instances, buckets=buckets)
     return Case(name, "gloo", ranks, run, partial(judge_batches, sequences=sequences))
 
 
 PROOF = Proof(
     "MF0004",
     (
-        _case("first-batch", FIRST_BATCH, 2),
+        _case("first-batch", FIRST_BATCH, 2, buckets=tuple(BUCKETS)),
         _case("fewer-passes", FEWER_PASSES, 4, instances=(1, 2)),
-        _case("fewer-on-one-rank", FEWER_ON_ONE_RANK, 2, bucket_sizes=(1,)),
+        _case("fewer-on-one-rank", FEWER_ON_ONE_RANK, 2, buckets=(EACH,)),
         _case("more-passes", MORE_PASSES, 4, instances=(1, 2)),
         _case("dispatched-twice", DISPATCHED_TWICE, 2),
         CONTROL,

@@ -24,7 +24,7 @@ MISTAKES = {
     ),
     "leaves fewer passes undispatched": (
         BUFFER,
-        "        elif all_grads_ready and not self.grad_reduce_finished:\n",
+        "        elif all_grads_ready:\n",
         "        elif False:\n",
     ),
     "dispatches the rest in the order of buckets": (
@@ -39,8 +39,23 @@ MISTAKES = {
     ),
     "refuses gradients after the end": (
         BUFFER,
-        "        self.grad_reduce_dispatched = False\n        self.grad_reduce_finished = not self.is_first_batch\n",
-        "        self.grad_reduce_finished = not self.is_first_batch\n",
+        "        self.grad_reduce_dispatched = False\n        self.last_grad_ready_ns = 0\n",
+        "        self.last_grad_ready_ns = 0\n",
+    ),
+    "takes what is finished for late": (
+        BUFFER,
+        "        self.grad_reduce_dispatched = False\n        self.last_grad_ready_ns = 0\n",
+        "        self.grad_reduce_dispatched = False\n",
+    ),
+    "passes over gradients after the end": (
+        BUFFER,
+        "            if self.last_grad_ready_ns:\n",
+        "            if False:\n",
+    ),
+    "dispatches gradients after the end": (
+        BUFFER,
+        "            if not self.is_first_batch and not self.grad_reduce_finished:\n",
+        "            if not self.is_first_batch:\n",
     ),
     "forgets that a gradient came late": (BUFFER, "            self.grad_came_late = True\n", "            pass\n"),
     "counts anew in one bucket group only": (
