@@ -24,11 +24,14 @@ EXPECTED = {"2, 2, 3, 1 passes": ["3", "3", "4.5", "1.5"], "a parameter unused, 
 
 
 class Model(torch.nn.Module):
+    """Two layers side by side."""
+
     def __init__(self):
         super().__init__()
         self.one, self.other = (torch.nn.Linear(4, 1, bias=False) for _ in range(2))
 
     def forward(self, value, both):
+        """Both of them, or one."""
         return self.one(value) + self.other(value) if both else self.other(value)
 
 
