@@ -4,11 +4,11 @@
 Guards: with overlap, a batch either ends with right gradients or is refused by an error that names the bucket's state;
 a batch in which each bucket was dispatched is never refused.
 
-* ``unused``: 4 ranks as 2 instances x 2 shards, one bucket and two; sequences of batches through one DDP. Refused must
-  be a batch that leaves a layer unused on every rank, twice in a row and after an abandoned one, and a batch whose passes
-  all run under ``no_sync`` with no dispatch after them. Between them are batches that are right: dispatched by hooks, by
-  hooks after a pass under ``no_sync``, and as the pipeline schedules do it, over buffers zeroed by ``zero_grad_buffer``
-  and by hand.
+* ``unused``: 4 ranks as 2 instances x 2 shards, one bucket and two; sequences of batches through one DDP. Refused
+  must be a batch that leaves a layer unused on every rank, twice in a row and after an abandoned one, and a batch whose
+  passes all run under ``no_sync`` with no dispatch after them. Between them are batches that are right: dispatched by
+  hooks, by hooks after a pass under ``no_sync``, and as the pipeline schedules do it, over buffers zeroed by
+  ``zero_grad_buffer`` and by hand.
 * ``unused-on-one-rank``: 2 ranks as 2 instances. The other rank waits for the one that refuses until that one is gone;
   its error is as good as any.
 
