@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Megatron-LM router of a mixture of experts, alone, and what its losses are by an independent reference.
+"""A real Megatron-LM mixture of experts, or its router alone, and what the router's losses are by an independent reference.
 
 The reference is plain PyTorch in float64 over whole sequences: no process group, no Megatron code.
 """
@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 
 from megatron_fixes.proofs.ddp import transformer_config
 
@@ -49,6 +51,18 @@ def router(config: TransformerConfig, layer_number: int) -> Any:
     weight = torch.randn(EXPERTS, HIDDEN, generator=torch.Generator().manual_seed(50 + layer_number))
     with torch.no_grad():
         made.weight.copy_(weight)
+    return made
+
+
+def moe_layer(config: TransformerConfig) -> Any:
+    """A real ``MoELayer`` with a router and experts of the local layers, one after the other, on the default groups.
+
+    Args:
+        config: As from ``moe_config``.
+    """
+    spec: Any = get_moe_module_spec(use_te=False, num_experts=config.num_moe_experts, moe_grouped_gemm=False)
+    made: Any = build_module(spec, config=config) if isinstance(spec, ModuleSpec) else spec(config=config)
+    made.set_layer_number(1)
     return made
 
 
