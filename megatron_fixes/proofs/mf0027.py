@@ -3,15 +3,18 @@
 
 Guards: where the experts' tensor-parallel size is not the dense one, the gradient of every parameter of a mixture of
 experts, and the norm that the optimizer clips by, are those without parallelism: each rank's tokens count, and
-pieces of different experts are not added up.
+different pieces of an expert are not added up.
 
-* ``experts are whole`` (4 ranks): dense tensor parallelism of 2 with sequence parallelism, experts not split.
+* ``experts are whole`` (4 ranks): dense tensor parallelism of 2 with sequence parallelism, experts not split. Here the
+  experts' weights lose the mark ``tensor_model_parallel``, as is reported of ``TEGroupedLinear`` (MF0016). The local
+  layers of 0.12 stop in the forward pass; that counts as the defect.
 * ``experts are split`` (4 ranks): experts split over 2 ranks, no dense tensor parallelism.
 * Controls: both split over 2 ranks; neither split.
 
 The real ``MoELayer`` of the local layers in real DDP goes through ``finalize_model_grads`` and what
-``get_megatron_optimizer`` builds, plain and distributed. The reference is plain autograd in float64 over whole sequences.
-Left out: experts of TransformerEngine and grouped GEMM, which need those packages, and biases.
+``get_megatron_optimizer`` builds, plain and distributed. The reference is plain autograd in float64 over whole
+sequences. Every expert gets every token, so that ranks never differ in what they send. Left out: experts of
+TransformerEngine and grouped GEMM, which need those packages, and biases.
 """
 
 from __future__ import annotations

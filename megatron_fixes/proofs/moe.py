@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Megatron-LM mixture of experts, or its router alone, and what the router's losses are by an independent reference.
+"""A real Megatron-LM mixture of experts or its router alone, and an independent reference of the router's losses.
 
 The reference is plain PyTorch in float64 over whole sequences: no process group, no Megatron code.
 """
