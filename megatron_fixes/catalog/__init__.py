@@ -36,6 +36,10 @@ class Catalog:
         patch = self.series[self.matrix.releases[release].line].get(fix_id)
         return patch if patch and release in patch.header.applies_to else None
 
+    def knows(self, release: str | None) -> bool:
+        """Whether a release that a target claims is one of the matrix."""
+        return without_local(release or "") in self.matrix.releases
+
     def is_gated(self, fix_id: str) -> bool:
         """Whether a fix is put in only by name, whatever a target makes of it."""
         return any(patch.gated for series in self.series.values() if (patch := series.get(fix_id)))

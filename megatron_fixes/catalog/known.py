@@ -57,13 +57,24 @@ class Known(msgspec.Struct, frozen=True):
         """The known text with this hash, or None."""
         return next((known for known in self.functions.get(function, ()) if known.hash == hash), None)
 
-    def nearest(self, function: str, statements: Sequence[str]) -> KnownFunction | None:
-        """The known text whose statements are most like these; None if the function has no known text."""
+    def releases_of(self, function: str, hash: str) -> set[str]:
+        """The releases that have this text of a function, whichever fixes are in it."""
+        text = self.find(function, hash)
+        return {place.release for place in text.places} if text else set()
+
+    def nearest(self, function: str, statements: Sequence[str], release: str | None = None) -> KnownFunction | None:
+        """The known text whose statements are most like these; None if the function has no known text.
+
+        Args:
+            function: ``path::qualname``.
+            statements: Their hashes.
+            release: Of texts that are alike as much, one of this release is taken.
+        """
         matcher = difflib.SequenceMatcher(b=list(statements), autojunk=False)
 
-        def likeness(known: KnownFunction) -> float:
+        def likeness(known: KnownFunction) -> tuple[float, bool]:
             matcher.set_seq1(list(known.statements))
-            return matcher.ratio()
+            return matcher.ratio(), any(place.release == release for place in known.places)
 
         present = (known for known in self.functions.get(function, ()) if known.hash != ABSENT)
         return max(present, key=likeness, default=None)

@@ -12,9 +12,9 @@ A function that the fix touches in other lines only has one text with and withou
 Statements outside functions, such as imports, only keep a fix from being ``applied`` if those that it brings are not
 there: a fork may have them for its own reasons.
 
-The release that the target claims only breaks ties: a fork that calls itself 0.16.1 but holds 0.17's text is
-judged by its text. Where several releases explain the text and disagree, a fix that is in it is in it, and else
-``needed`` wins. Pure: no file is read here.
+The release that the target's other code looks like (``likeness``), else the one that it claims, only breaks ties: a
+fork that calls itself 0.16.1 but holds 0.17's text is judged by its text. Where several other releases explain the text
+and disagree, a fix that is in it is in it, and else ``needed`` wins. Pure: no file is read here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from megatron_fixes.catalog.known import ABSENT
 from megatron_fixes.catalog.ranges import compact
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from megatron_fixes.catalog.fingerprint import FunctionPrint
     from megatron_fixes.catalog.known import Known, KnownFunction
@@ -87,7 +87,9 @@ class Finding:
     differences: tuple[Difference, ...] = ()
 
 
-def judge(fix_id: str, fix: Fix, known: Known, seen: Mapping[str, Seen], claimed: str | None) -> Finding:
+def judge(
+    fix_id: str, fix: Fix, known: Known, seen: Mapping[str, Seen], claimed: str | None, like: str | None = None
+) -> Finding:
     """Decide what a fix is to a target.
 
     Args:
@@ -96,7 +98,10 @@ def judge(fix_id: str, fix: Fix, known: Known, seen: Mapping[str, Seen], claimed
         known: The table of known functions.
         seen: Every function of ``known.touches[fix_id]`` as the target has it.
         claimed: The release that the target says it is, or None.
+        like: The release that its code looks like, or None.
     """
+    standing = like or claimed
+    titles = _titles(known.touches[fix_id])
     places: dict[str, dict[str, bool | None]] = {}
     problems: list[str] = []
     differences: list[Difference] = []
@@ -115,16 +120,16 @@ def judge(fix_id: str, fix: Fix, known: Known, seen: Mapping[str, Seen], claimed
         elif not here.prints:
             problems.append(f"{name} not found in {function.split('::')[0]}")
         else:
-            difference = compare(function, here, known)
+            difference = compare(function, here, known, standing)
             differences.append(difference)
-            problems.append(f"{name} is not a known text (nearest: {difference.nearest})")
+            problems.append(f"{titles[function]} is not a known text (nearest: {difference.nearest})")
     present = [function for function in places if seen[function].prints]
-    if not problems and not present and any(claimed not in releases for releases in places.values()):
-        # Absence alone is no evidence of another release than the one that the target claims.
+    if not problems and not present and any(standing not in releases for releases in places.values()):
+        # Absence alone is no evidence of another release than the one that the target claims or looks like.
         problems.append(f"none of {', '.join(function.split('::')[1] for function in places)} found")
     if problems:
         return Finding(fix_id, "drifted", "; ".join(dict.fromkeys(problems)), differences=tuple(differences))
-    finding = _explain(fix_id, fix, places, present, claimed)
+    finding = _explain(fix_id, fix, places, present, claimed, like)
     lost = [
         name for name in outside if finding.verdict == "applied" and _lost(fix_id, name, known, seen, finding.release)
     ]
@@ -158,11 +163,14 @@ def _explain(
     places: Mapping[str, Mapping[str, bool | None]],
     present: Sequence[str],
     claimed: str | None,
+    like: str | None,
 ) -> Finding:
+    standing = like or claimed
     names = {function: function.split("::")[1].rsplit(".", 1)[-1] for function in places}
+    titles = _titles(list(places))
     common = set.intersection(*(set(releases) for releases in places.values()))
     if not common:
-        texts = [f"{'' if f in present else 'no '}{names[f]} as in {compact(r, fix.cells)}" for f, r in places.items()]
+        texts = [f"{'' if f in present else 'no '}{titles[f]} as in {compact(r, fix.cells)}" for f, r in places.items()]
         return Finding(fix_id, "drifted", "a mixture of releases: " + "; ".join(texts))
     verdicts: dict[str, Verdict] = {}
     for release in common:
@@ -172,29 +180,48 @@ def _explain(
         elif carrying == {False}:
             verdicts[release] = fix.cells[release].verdict
     if not verdicts:
-        release = claimed if claimed in common else min(common, key=Version)
-        inside = [names[f] for f, releases in places.items() if releases[release]]
-        outside = [names[f] for f, releases in places.items() if releases[release] is False]
+        release = standing if standing in common else min(common, key=Version)
+        inside = [titles[f] for f, releases in places.items() if releases[release]]
+        outside = [titles[f] for f, releases in places.items() if releases[release] is False]
         reason = f"half applied: {', '.join(inside)} has the fix, {', '.join(outside)} has not"
         return Finding(fix_id, "drifted", reason)
-    if claimed in verdicts:
-        release = claimed
+    if standing in verdicts:
+        release = standing
     else:
         order = ("applied", *_DOUBT)
-        release = min(verdicts, key=lambda r: (order.index(verdicts[r]), Version(r)))
+        far = _distances(fix.cells, like)
+        release = min(verdicts, key=lambda r: (order.index(verdicts[r]), far[r], Version(r)))
     verdict = verdicts[release]
     functions = ", ".join(dict.fromkeys(names[function] for function in present or places))
     alike = [release for release, other in verdicts.items() if other == verdict]
     text = f"{functions} as in {compact(alike, fix.cells)}" + (" with the fix" if verdict == "applied" else "")
-    if claimed is not None and claimed not in verdicts:
-        text += f", though the target calls itself {claimed}"
+    if standing is not None and standing not in verdicts:
+        claim = f"the target calls itself {claimed}"
+        text += f", though {claim if standing == claimed else f'its other code is that of {like}'}"
     return Finding(fix_id, verdict, text, release)
 
 
-def compare(function: str, here: Seen, known: Known) -> Difference:
-    """Show what differs between a function of the target and the nearest known text of it."""
+def _titles(functions: Sequence[str]) -> dict[str, str]:
+    """What to call functions, so that no two have one title: with their file where a name is found in several."""
+    names = {function: function.split("::")[1] for function in functions}
+    several = [*names.values()]
+    return {f: name if several.count(name) == 1 else f"{name} in {f.split('::')[0]}" for f, name in names.items()}
+
+
+def _distances(releases: Iterable[str], like: str | None) -> dict[str, int]:
+    """How many releases each one is away from the one that the target looks like; 0 if it looks like none."""
+    ordered = sorted(releases, key=Version)
+    at = ordered.index(like) if like in ordered else None
+    return {release: 0 if at is None else abs(place - at) for place, release in enumerate(ordered)}
+
+
+def compare(function: str, here: Seen, known: Known, release: str | None = None) -> Difference:
+    """Show what differs between a function of the target and the nearest known text of it.
+
+    Where several texts are as near, or one text is that of several releases, ``release`` is named if it is among them.
+    """
     mine = here.prints[0].statements
-    nearest = known.nearest(function, [statement.hash for statement in mine])
+    nearest = known.nearest(function, [statement.hash for statement in mine], release)
     if nearest is None:
         return Difference(function, "none", ())
     changes = []
@@ -213,9 +240,10 @@ def compare(function: str, here: Seen, known: Known) -> Difference:
             changes.append(f"- {gone} known statement{'s' if gone > 1 else ''} gone near line {at}")
     if not changes:
         changes.append("+ the signature or decorators differ")
-    return Difference(function, _name(nearest), tuple(changes))
+    return Difference(function, _name(nearest, release), tuple(changes))
 
 
-def _name(known: KnownFunction) -> str:
-    place = max(known.places, key=lambda place: (Version(place.release), place.fixes))
+def _name(known: KnownFunction, release: str | None) -> str:
+    """The nearest place of a text: in the release that is asked about, else the newest; with as few fixes as can be."""
+    place = max(known.places, key=lambda place: (place.release == release, Version(place.release), -len(place.fixes)))
     return place.release + (f" with {', '.join(place.fixes)}" if place.fixes else "")

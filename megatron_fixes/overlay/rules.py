@@ -20,8 +20,7 @@ from megatron_fixes.config import ALL
 from megatron_fixes.errors import DoesNotFitError
 from megatron_fixes.overlay.decision import Decision, FixState, Refusal
 from megatron_fixes.patching.hunks import touched_paths
-from megatron_fixes.patching.plan import patches_for
-from megatron_fixes.patching.scan import apply_all, scan_files
+from megatron_fixes.patching.scan import apply_all, patches_for, scan_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,7 +54,8 @@ def decide(
     rows = {row.finding.fix_id: row for row in scan_files(files, catalog, base)}
     outcomes = {fix: _outcome(catalog, row, asked, files, rows) for fix, row in rows.items()}
     chosen = [fix for fix, outcome in outcomes.items() if outcome[0] == "in-force"]
-    patches = patches_for(catalog, rows, chosen)
+    findings = {fix: row.finding for fix, row in rows.items()}
+    patches = patches_for(catalog, findings, chosen)
     try:
         changed = apply_all(catalog, patches, files, base) if patches else {}
     except DoesNotFitError as error:
@@ -117,7 +117,8 @@ def _outcome(
     if row.remedy == "does-not-fit":
         blocked = [name for name in _requires(catalog, row) if _cannot_go_in(rows[name])]
         return "refused", f"it requires {', '.join(blocked)}" if blocked else row.misfit.splitlines()[0]
-    for patch in patches_for(catalog, rows, [fix]):
+    findings = {name: other.finding for name, other in rows.items()}
+    for patch in patches_for(catalog, findings, [fix]):
         for path in _paths(patch):
             if _uses_file_name(files[path]):
                 return "refused", f"{path} uses __file__, which would name the patched copy"

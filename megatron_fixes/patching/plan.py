@@ -17,7 +17,7 @@ from megatron_fixes.patching.gitfiles import is_sparse
 from megatron_fixes.patching.hunks import touched_paths
 from megatron_fixes.patching.ids import require_fixes
 from megatron_fixes.patching.journal import AppliedFix
-from megatron_fixes.patching.scan import Row, apply_all, read_files, scan_files
+from megatron_fixes.patching.scan import Row, apply_all, patches_for, read_files, scan_files
 from megatron_fixes.patching.shell import quote
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _plan(target: Target, catalog: Catalog, only: Sequence[str], files: Mapping[
     asked = {fix_id: row for fix_id, row in rows.items() if fix_id not in gated and (not only or fix_id in only)}
     chosen = [fix_id for fix_id, row in asked.items() if row.remedy == "patch"]
     _refuse(target, asked, chosen, _missing(catalog, asked, files), named=bool(only))
-    patches = patches_for(catalog, rows, chosen)
+    patches = patches_for(catalog, {fix_id: row.finding for fix_id, row in rows.items()}, chosen)
     after = apply_all(catalog, patches, files, target.release) if patches else {}
     return Plan(
         patches=tuple(patches),
@@ -101,24 +101,6 @@ def _plan(target: Target, catalog: Catalog, only: Sequence[str], files: Mapping[
 
 def _needs_nothing(row: Row) -> bool:
     return row.finding.verdict not in ("needed", "drifted")
-
-
-def patches_for(catalog: Catalog, rows: Mapping[str, Row], chosen: Sequence[str]) -> list[PatchFile]:
-    """The patches of some fixes with the remedy ``patch``, and of what they require and the target lacks.
-
-    Returns:
-        In series order; where a target is judged by the text of several lines, one line after the other.
-    """
-    patches: list[PatchFile] = []
-    for line in dict.fromkeys(_line(catalog, rows[fix_id]) for fix_id in chosen):
-        wanted = [fix_id for fix_id in chosen if _line(catalog, rows[fix_id]) == line]
-        patches += [p for p in catalog.series[line].closure(wanted) if rows[p.fix_id].finding.verdict != "applied"]
-    return patches
-
-
-def _line(catalog: Catalog, row: Row) -> str:
-    assert row.finding.release is not None
-    return catalog.matrix.releases[row.finding.release].line
 
 
 def _missing(catalog: Catalog, asked: Iterable[str], files: Mapping[str, bytes]) -> list[str]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from megatron_fixes.catalog import without_local
 from megatron_fixes.catalog.fingerprint import functions
+from megatron_fixes.catalog.likeness import likeness
 from megatron_fixes.catalog.verdict import Finding, Seen, judge
 from megatron_fixes.errors import DoesNotFitError, UsageError
 from megatron_fixes.patching.hunks import apply_patch
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from megatron_fixes.catalog import Catalog
     from megatron_fixes.catalog.fingerprint import FunctionPrint
+    from megatron_fixes.catalog.likeness import Likeness
     from megatron_fixes.catalog.series import PatchFile
     from megatron_fixes.patching.target import Target
 
@@ -74,6 +76,11 @@ def _prints(content: bytes, qualnames: frozenset[str]) -> Mapping[str, list[Func
     return functions(content, qualnames)
 
 
+@functools.lru_cache(maxsize=64)
+def _lines(content: bytes) -> tuple[str, ...]:
+    return tuple(content.decode("utf-8", "replace").splitlines())
+
+
 def look(names: Iterable[str], files: Mapping[str, bytes]) -> dict[str, Seen]:
     """Fingerprint named functions (``path::qualname``) as they are in some files."""
     wanted: dict[str, set[str]] = {}
@@ -89,7 +96,7 @@ def look(names: Iterable[str], files: Mapping[str, bytes]) -> dict[str, Seen]:
         else:
             try:
                 found = _prints(files[path], frozenset(name.split("::")[1] for name in inside))
-                source = tuple(files[path].decode("utf-8", "replace").splitlines())
+                source = _lines(files[path])
             except (SyntaxError, ValueError) as error:
                 problem = f"{path} is not Python that this interpreter reads ({error})"
         for name in inside:
@@ -97,18 +104,64 @@ def look(names: Iterable[str], files: Mapping[str, bytes]) -> dict[str, Seen]:
     return seen
 
 
+def looks_like(catalog: Catalog, files: Mapping[str, bytes], claimed: str | None) -> Likeness | None:
+    """The release that some files of a target look like, if they look like one."""
+    seen = look(_touched(catalog), files)
+    return likeness(catalog.known, catalog.matrix.releases, seen, claimed and without_local(claimed))
+
+
+def _touched(catalog: Catalog) -> set[str]:
+    return {name for names in catalog.known.touches.values() for name in names}
+
+
 def verdicts(
-    catalog: Catalog, files: Mapping[str, bytes], claimed: str | None, only: Iterable[str] | None = None
+    catalog: Catalog,
+    files: Mapping[str, bytes],
+    claimed: str | None,
+    only: Iterable[str] | None = None,
+    like: str | None = None,
 ) -> dict[str, Finding]:
-    """What each fix, or each that is named, is to some files of a target."""
+    """What each fix, or each that is named, is to some files of a target.
+
+    Args:
+        catalog: The known fixes.
+        files: Path below the root to bytes.
+        claimed: The release that the target says it is.
+        only: The fixes that are named.
+        like: The release that the target looks like.
+    """
     fixes = catalog.matrix.fixes
     named = list(fixes if only is None else only)
     # All functions of a file are looked at together, so that its text is parsed once whatever is asked first.
     paths = {name.split("::")[0] for fix_id in named for name in catalog.known.touches[fix_id]}
-    touched = {name for names in catalog.known.touches.values() for name in names}
-    seen = look({name for name in touched if name.split("::")[0] in paths}, files)
+    seen = look({name for name in _touched(catalog) if name.split("::")[0] in paths}, files)
     release = claimed and without_local(claimed)
-    return {fix_id: judge(fix_id, fixes[fix_id], catalog.known, seen, release) for fix_id in named}
+    return {fix_id: judge(fix_id, fixes[fix_id], catalog.known, seen, release, like) for fix_id in named}
+
+
+def patches_for(catalog: Catalog, findings: Mapping[str, Finding], chosen: Sequence[str]) -> list[PatchFile]:
+    """The patches of some needed fixes, and of what they require and the target lacks; each fix once.
+
+    Returns:
+        In series order; where a target is judged by the text of several lines, one line after the other. A fix that is
+        required in one line and judged by the text of another has the patch that it would have by itself.
+    """
+    by_line: dict[str, list[str]] = {}
+    for fix_id in chosen:
+        by_line.setdefault(_line(catalog, findings[fix_id]), []).append(fix_id)
+    patches: dict[str, PatchFile] = {}
+    for line, wanted in by_line.items():
+        for patch in catalog.series[line].closure(wanted):
+            finding = findings[patch.fix_id]
+            own = catalog.patch(patch.fix_id, finding.release) if finding.release else None
+            if finding.verdict != "applied":
+                patches.setdefault(patch.fix_id, patch if own is None or finding.verdict != "needed" else own)
+    return [*patches.values()]
+
+
+def _line(catalog: Catalog, finding: Finding) -> str:
+    assert finding.release is not None
+    return catalog.matrix.releases[finding.release].line
 
 
 def apply_all(
@@ -125,7 +178,9 @@ def apply_all(
     changed: dict[str, bytes] = {}
     for patch in patches:
         changed.update(apply_patch(patch.text, {**files, **changed}, source=patch.name))
-    after = verdicts(catalog, {**files, **changed}, claimed, [patch.fix_id for patch in patches])
+    # What the target looks like is asked of it as it was: its own text decides what it is, and not what we put in.
+    like = _release(looks_like(catalog, files, claimed))
+    after = verdicts(catalog, {**files, **changed}, claimed, [patch.fix_id for patch in patches], like)
     for patch in patches:
         finding = after[patch.fix_id]
         if finding.verdict != "applied":
@@ -135,6 +190,10 @@ def apply_all(
                 hint="Report this with the output of `megatron-fixes scan --json`.",
             )
     return changed
+
+
+def _release(like: Likeness | None) -> str | None:
+    return like.release if like else None
 
 
 def scan(target: Target, catalog: Catalog) -> list[Row]:
@@ -148,47 +207,53 @@ def scan(target: Target, catalog: Catalog) -> list[Row]:
 
 def scan_files(files: Mapping[str, bytes], catalog: Catalog, claimed: str | None) -> list[Row]:
     """What every known fix is to some files of a target that claims to be a release, in order of number."""
-    findings = verdicts(catalog, files, claimed)
+    findings = verdicts(catalog, files, claimed, like=_release(looks_like(catalog, files, claimed)))
     rows: dict[str, Row] = {}
-    with_patch: dict[str, list[str]] = {}
+    with_patch: list[str] = []
     for fix_id, finding in findings.items():
         if finding.verdict != "needed" or finding.release is None:
             rows[fix_id] = Row(finding)
         elif catalog.patch(fix_id, finding.release) is None:
             rows[fix_id] = Row(finding, "none")
         else:
-            with_patch.setdefault(catalog.matrix.releases[finding.release].line, []).append(fix_id)
-    for line, fix_ids in with_patch.items():
-        rows.update(_tried(findings, line, fix_ids, catalog, files, claimed))
+            with_patch.append(fix_id)
+    rows.update(_tried(findings, with_patch, catalog, files, claimed))
     return [rows[fix_id] for fix_id in sorted(rows)]
 
 
 def _tried(
     findings: Mapping[str, Finding],
-    line: str,
     fix_ids: Sequence[str],
     catalog: Catalog,
     files: Mapping[str, bytes],
     claimed: str | None,
 ) -> dict[str, Row]:
-    """Try the patches of needed fixes in memory: together, and one by one if they don't all fit."""
+    """Try the patches of needed fixes in memory: together, and one by one if they don't all fit.
+
+    Of patches of several lines that fit one by one and not together, those of the line that has most of them count.
+    """
 
     def misfit(wanted: Sequence[str]) -> DoesNotFitError | None:
-        missing = [p for p in catalog.series[line].closure(wanted) if findings[p.fix_id].verdict != "applied"]
         try:
-            apply_all(catalog, missing, files, claimed)
+            apply_all(catalog, patches_for(catalog, findings, wanted), files, claimed)
         except DoesNotFitError as error:
             return error
         return None
 
-    if misfit(fix_ids) is None:
-        return {fix_id: Row(findings[fix_id], "patch") for fix_id in fix_ids}
-    rows = {}
-    for fix_id in fix_ids:
-        error = misfit([fix_id])
-        rows[fix_id] = (
-            Row(findings[fix_id], "patch")
-            if error is None
-            else Row(findings[fix_id], "does-not-fit", f"{error.context}: {error.message}", error.hint)
-        )
+    def row(fix_id: str, error: DoesNotFitError | None, why: str = "") -> Row:
+        if error is None:
+            return Row(findings[fix_id], "patch")
+        return Row(findings[fix_id], "does-not-fit", f"{why}{error.context}: {error.message}", error.hint)
+
+    if not fix_ids or misfit(fix_ids) is None:
+        return {fix_id: row(fix_id, None) for fix_id in fix_ids}
+    rows = {fix_id: row(fix_id, misfit([fix_id])) for fix_id in fix_ids}
+    lines = [_line(catalog, findings[fix_id]) for fix_id, found in rows.items() if found.remedy == "patch"]
+    together: list[str] = []
+    for line in sorted(set(lines), key=lambda line: (-lines.count(line), line)):
+        for fix_id in fix_ids:
+            if rows[fix_id].remedy == "patch" and _line(catalog, findings[fix_id]) == line:
+                error = misfit([*together, fix_id]) if together else None
+                rows[fix_id] = row(fix_id, error, "the target is a mixture of releases, and beside other fixes ")
+                together += [fix_id] if error is None else []
     return rows

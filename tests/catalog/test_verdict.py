@@ -145,7 +145,7 @@ def adding() -> Known:
         (FIXED + "\ndef help():\n    pass\n", "applied", "finish, start, help as in 0.2.0 - 0.2.1 with the fix"),
         (FIXED, "drifted", "half applied: finish, start has the fix, help has not"),
         (OLD + "\ndef help():\n    pass\n", "drifted", "half applied: help has the fix, finish, start has not"),
-        (OLD + "\ndef help():\n    mine()\n", "drifted", "help is not a known text (nearest: 0.2.1 with MF0001)"),
+        (OLD + "\ndef help():\n    mine()\n", "drifted", "help is not a known text (nearest: 0.2.0 with MF0001)"),
         (UPSTREAM + "\ndef help():\n    pass\n", "drifted", "a mixture of releases"),
     ],
 )
@@ -157,6 +157,46 @@ def test_a_function_that_the_fix_adds_is_expected_with_it_and_missed_without(
     seen = {name: Seen(tuple(found.get(name.split("::")[1], ())), source=tuple(text.splitlines())) for name in names}
     finding = judge("MF0001", fix(), adding(), seen, "0.2.0" if text != BEFORE else "0.1.0")
     assert (finding.verdict, finding.reason[: len(reason)]) == (expected, reason)
+
+
+def test_what_the_other_code_looks_like_breaks_a_tie_before_what_is_claimed() -> None:
+    same = {name: rows for name, rows in known().functions.items()}
+    start = [f for f in same["m.py::start"] if f.places[0].release == "0.2.0" and not f.places[0].fixes]
+    assert len(start) == 1
+    alike = KnownFunction(start[0].hash, (*start[0].places, Place("0.3.0", ())), start[0].statements)
+    same["m.py::start"] = tuple(alike if f is start[0] else f for f in same["m.py::start"])
+    table = Known(1, {}, {"MF0001": ("m.py::start",)}, same)
+    for claimed, like, verdict_, reason in (
+        (None, None, "needed", "start as in 0.2.0 - 0.2.1"),
+        ("0.99.0", "0.3.0", "fixed-upstream", "start as in 0.3.0"),
+        ("0.2.0", "0.3.0", "fixed-upstream", "start as in 0.3.0"),
+        (None, "0.2.1", "needed", "start as in 0.2.0 - 0.2.1"),
+        (None, "0.1.0", "needed", "start as in 0.2.0 - 0.2.1, though its other code is that of 0.1.0"),
+    ):
+        finding = judge("MF0001", fix(), table, look(OLD), claimed, like)
+        assert (finding.verdict, finding.reason) == (verdict_, reason)
+    assert judge("MF0001", fix(), known(), look(OLD), None, "0.3.0").release == "0.2.1"  # the nearest one
+
+
+def test_a_function_that_is_found_in_two_files_is_named_with_its_file() -> None:
+    """As MF0019's ``reduce_gradients``, which lies in two files."""
+    twice = {**known().functions, "n.py::start": known().functions["m.py::start"]}
+    table = Known(1, {}, {"MF0001": ("m.py::finish", "m.py::start", "n.py::start")}, twice)
+    changed = look(OLD.replace("b()", "other()"))
+    finding = judge("MF0001", fix(), table, {**changed, "n.py::start": changed["m.py::start"]}, "0.2.0")
+    assert finding.reason == (
+        "start in m.py is not a known text (nearest: 0.2.0); start in n.py is not a known text (nearest: 0.2.0)"
+    )
+    half = look(FIXED)
+    finding = judge("MF0001", fix(), table, {**half, "n.py::start": look(OLD)["m.py::start"]}, "0.2.0")
+    assert finding.reason == "half applied: finish, start in m.py has the fix, start in n.py has not"
+
+
+def test_the_nearest_text_is_named_by_the_release_that_the_target_is() -> None:
+    changed = look(OLD.replace("b()", "other()"))
+    for claimed, like, nearest in (("0.2.0", None, "0.2.0"), ("9.9.9", "0.2.0", "0.2.0"), (None, None, "0.2.1")):
+        finding = judge("MF0001", fix(), known(), changed, claimed, like)
+        assert [difference.nearest for difference in finding.differences] == [nearest]
 
 
 def test_absence_alone_does_not_make_a_target_another_release_than_it_claims() -> None:
