@@ -150,11 +150,11 @@ def _write(target: Target, plan: Plan) -> tuple[Sequence[str], Recovery | None]:
     return committed.notes, committed.recovered
 
 
-def _dry_run(target: Target, plan: Plan, notes: Sequence[str], as_json: bool) -> int:
+def _dry_run(target: Target, catalog: Catalog, plan: Plan, notes: Sequence[str], as_json: bool) -> int:
     if as_json:
         output.print_json(_to_json(target, plan, notes, None, dry_run=True))
         return 0
-    print_head(target)
+    print_head(target, catalog)
     output.say()
     for sentence in notes:
         output.say(sentence, "bold yellow")
@@ -166,8 +166,8 @@ def _dry_run(target: Target, plan: Plan, notes: Sequence[str], as_json: bool) ->
     return 0
 
 
-def _print_outcome(target: Target, plan: Plan, notes: Sequence[str], where: str) -> None:
-    print_head(target)
+def _print_outcome(target: Target, catalog: Catalog, plan: Plan, notes: Sequence[str], where: str) -> None:
+    print_head(target, catalog)
     output.say()
     _print_plan(plan, done=True)
     for sentence in notes:
@@ -186,7 +186,8 @@ def apply_command(target_path: str, only: tuple[str, ...], dry_run: bool, instal
     """Put the needed fixes into a Megatron-LM tree, all or nothing.
 
     TARGET is a checkout, an unpacked source tree or a site-packages folder. Without --only: every needed fix
-    that has a patch for the tree's release. Refused as a whole if one of them has drifted or does not fit.
+    that has a patch for the tree's release; a gated one, which changes training in a debatable way, is put in only by
+    name. Refused as a whole if one of them has drifted or does not fit.
     """
     from megatron_fixes.catalog import load
     from megatron_fixes.patching.target import find_target
@@ -201,7 +202,7 @@ def apply_command(target_path: str, only: tuple[str, ...], dry_run: bool, instal
     if dry_run:
         notes = [sentence] if (sentence := interruption(target)) else []
         plan, others = _plan(target, catalog, only, where)
-        return _dry_run(target, plan, [*notes, *others], as_json)
+        return _dry_run(target, catalog, plan, [*notes, *others], as_json)
     recovered = recover(target)
     if recovered is not None and not as_json:
         with output.telling(recovery_sentence(recovered)):
@@ -215,5 +216,5 @@ def apply_command(target_path: str, only: tuple[str, ...], dry_run: bool, instal
         if as_json:
             output.print_json(_to_json(target, plan, notes, recovered, dry_run=False))
         else:
-            _print_outcome(target, plan, notes, where)
+            _print_outcome(target, catalog, plan, notes, where)
     return 0

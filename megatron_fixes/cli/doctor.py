@@ -13,21 +13,22 @@ import click
 
 from megatron_fixes.cli import output
 from megatron_fixes.cli.environment import Package, packages
-from megatron_fixes.cli.options import json_option, note_tree_here
+from megatron_fixes.cli.options import GATED, json_option, note_tree_here
 from megatron_fixes.config import ALL, FIXES, asked_fixes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
+    from megatron_fixes.catalog import Catalog
     from megatron_fixes.overlay.origin import Facts
     from megatron_fixes.patching.scan import Row
 
 _LABEL = 22
 
 
-def megatron_core() -> tuple[Package, list[Row]]:
-    """The megatron-core that would be imported, and what each fix is to it."""
-    from megatron_fixes.catalog import load
+def megatron_core(catalog: Catalog) -> tuple[Package, list[Row], str]:
+    """The megatron-core that would be imported, what each fix is to it, and why the overlay would not take it."""
+    from megatron_fixes.cli.scan import for_apply_only
     from megatron_fixes.errors import UsageError
     from megatron_fixes.patching.scan import scan
     from megatron_fixes.patching.target import find_target
@@ -37,9 +38,9 @@ def megatron_core() -> tuple[Package, list[Row]]:
         note_tree_here(target)
     except UsageError as error:
         note_tree_here(None)
-        return Package("megatron-core", None, None, error.message), []
-    release = target.release or "unknown"
-    return Package("megatron-core", release, str(target.root), target.release_source), scan(target, load())
+        return Package("megatron-core", None, None, error.message), [], ""
+    core = Package("megatron-core", target.release or "unknown", str(target.root), target.release_source)
+    return core, scan(target, catalog), for_apply_only(target, catalog)
 
 
 def overlay_line(facts: Facts) -> str:
@@ -52,8 +53,18 @@ def overlay_line(facts: Facts) -> str:
     return f"on: MEGATRON_FIXES={asked}"
 
 
-def advice(found: Sequence[Package], rows: Sequence[Row], facts: Facts) -> list[str]:
-    """What needs doing, one sentence each."""
+def advice(
+    found: Sequence[Package], rows: Sequence[Row], facts: Facts, gated: Collection[str], no_overlay: str
+) -> list[str]:
+    """What needs doing, one sentence each.
+
+    Args:
+        found: The packages.
+        rows: What each fix is to megatron-core; none if there is no megatron-core.
+        facts: Of the overlay.
+        gated: The fixes that only their name puts in.
+        no_overlay: Why the overlay would not take this megatron-core, or empty.
+    """
     todo = [
         f"{package.name}: {package.note}" for package in found if package.name == "apex" and "uninstall" in package.note
     ]
@@ -61,22 +72,29 @@ def advice(found: Sequence[Package], rows: Sequence[Row], facts: Facts) -> list[
         todo.append(f"overlay: {facts.pth_problem}")
     if len(facts.trees) > 1:
         todo.append(f"megatron-core lies in several places, and the first is used: {', '.join(facts.trees)}")
-    return todo + _about_fixes(rows, asked_fixes(_asked(facts)))
-
-
-def _about_fixes(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
     if not rows:
-        return ["megatron-core: none found; run this as the job runs, or look at a tree with `megatron-fixes scan DIR`"]
+        look = "run this as the job runs, or look at a tree with `megatron-fixes scan DIR`"
+        return [*todo, f"megatron-core: none found; {look}"]
+    return todo + _about_fixes(rows, asked_fixes(_asked(facts)), gated, no_overlay)
+
+
+def _about_fixes(rows: Sequence[Row], asked: Sequence[str], gated: Collection[str], no_overlay: str) -> list[str]:
     todo = [f"MEGATRON_FIXES: no fix is called {fix}" for fix in asked if fix != ALL and fix not in _ids(rows)]
-    needed = [row for row in rows if row.finding.verdict in ("needed", "drifted")]
-    if needed and not asked:
-        ids = ", ".join(row.finding.fix_id for row in needed)
-        todo.append(f"the overlay is off, and {ids} would be wanted: set MEGATRON_FIXES=all, or apply the patches")
-    for row in needed if asked else ():
-        if row.remedy != "patch" and (ALL in asked or row.finding.fix_id in asked):
+    open_ = [row for row in rows if row.finding.verdict in ("needed", "drifted")]
+    wanted = ", ".join(row.finding.fix_id for row in open_ if row.finding.fix_id not in gated)
+    if no_overlay and asked:
+        end = "apply the patches, and unset MEGATRON_FIXES" if wanted else "unset MEGATRON_FIXES"
+        return [*todo, f"{no_overlay}; MEGATRON_FIXES_STRICT=1 would stop the job: {end}"]
+    if no_overlay and wanted:
+        return [*todo, f"{wanted} would be wanted, and {no_overlay}: apply the patches"]
+    if wanted and not asked:
+        todo.append(f"the overlay is off, and {wanted} would be wanted: set MEGATRON_FIXES=all, or apply the patches")
+    for row in open_ if asked else ():
+        fix_id = row.finding.fix_id
+        if row.remedy != "patch" and (fix_id in asked or (ALL in asked and fix_id not in gated)):
             why = "has drifted" if row.remedy is None else "does not fit" if row.remedy != "none" else "has no patch"
             end = "it is not in force, and MEGATRON_FIXES_STRICT=1 would stop the job; see `megatron-fixes scan`"
-            todo.append(f"{row.finding.fix_id} is asked for and {why} for this megatron-core: {end}")
+            todo.append(f"{fix_id} is asked for and {why} for this megatron-core: {end}")
     return todo
 
 
@@ -88,16 +106,21 @@ def _asked(facts: Facts) -> str:
     return next((setting["value"] for setting in facts.settings if setting["name"] == FIXES), "")
 
 
-def _to_json(found: Sequence[Package], rows: Sequence[Row], facts: Facts, todo: Sequence[str]) -> dict[str, Any]:
+def _to_json(
+    found: Sequence[Package], rows: Sequence[Row], facts: Facts, gated: Collection[str], todo: Sequence[str]
+) -> dict[str, Any]:
+    fixes = [(row.finding.fix_id, row.finding.verdict, row.remedy) for row in rows]
     return {
         "packages": [{"name": p.name, "version": p.version, "where": p.where, "note": p.note} for p in found],
-        "fixes": [{"id": r.finding.fix_id, "verdict": r.finding.verdict, "remedy": r.remedy} for r in rows],
+        "fixes": [{"id": i, "verdict": verdict, "remedy": remedy, "gated": i in gated} for i, verdict, remedy in fixes],
         "overlay": facts.to_json(),
         "todo": list(todo),
     }
 
 
-def _print(found: Sequence[Package], rows: Sequence[Row], facts: Facts, todo: Sequence[str]) -> None:
+def _print(
+    found: Sequence[Package], rows: Sequence[Row], facts: Facts, gated: Collection[str], todo: Sequence[str]
+) -> None:
     for package in found:
         text = "none" if package.version is None else f"{package.version}  {package.where}"
         note = f"  ({package.note})" if package.note else ""
@@ -105,6 +128,7 @@ def _print(found: Sequence[Package], rows: Sequence[Row], facts: Facts, todo: Se
     output.say()
     for row in rows:
         remedy = f", remedy {row.remedy}" if row.remedy else ""
+        remedy += f" ({GATED})" if row.finding.fix_id in gated else ""
         output.labelled(row.finding.fix_id, f"{row.finding.verdict}{remedy}", _LABEL, wrap=False)
     output.say()
     output.labelled("overlay", overlay_line(facts), _LABEL, wrap=False)
@@ -127,13 +151,16 @@ def doctor_command(check: bool, as_json: bool) -> int:
     the overlay would come from, and every setting with its source. Imports none of them.
     """
     from megatron_fixes import overlay
+    from megatron_fixes.catalog import load
 
     facts = overlay.where_from()
-    core, rows = megatron_core()
+    catalog = load(compiled=True)
+    core, rows, no_overlay = megatron_core(catalog)
+    gated = [fix_id for fix_id in catalog.matrix.fixes if catalog.is_gated(fix_id)]
     found = [*packages(), core]
-    todo = advice(found, rows, facts)
+    todo = advice(found, rows, facts, gated, no_overlay)
     if as_json:
-        output.print_json(_to_json(found, rows, facts, todo))
+        output.print_json(_to_json(found, rows, facts, gated, todo))
     else:
-        _print(found, rows, facts, todo)
+        _print(found, rows, facts, gated, todo)
     return 1 if check and todo else 0

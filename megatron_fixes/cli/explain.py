@@ -37,6 +37,15 @@ MEANS = {
 }
 
 
+def id_of(catalog: Catalog, name: str) -> str:
+    """The id of a fix that is named by its id, its slug, or both as in the name of its patch; else the name itself."""
+    word = name.strip().lower().removesuffix(".patch")
+    for fix_id, fix in catalog.matrix.fixes.items():
+        if word in (fix_id.lower(), fix.slug, f"{fix_id.lower()}-{fix.slug}"):
+            return fix_id
+    return name.strip().upper()
+
+
 def changed_lines(patch: PatchFile) -> tuple[int, int]:
     """How many lines a patch adds and removes."""
     from unidiff.patch import PatchSet
@@ -136,11 +145,14 @@ def _print(known: dict[str, Any], catalog: Catalog, fix: Fix) -> None:
 @click.argument("fix_id", metavar="MF0001")
 @json_option
 def explain_command(fix_id: str, as_json: bool) -> int:
-    """Explain one fix: symptom, cause, who is hit, since when, how it was shown, what its patch does."""
+    """Explain one fix: symptom, cause, who is hit, since when, how it was shown, what its patch does.
+
+    The fix is named by its id or its slug.
+    """
     from megatron_fixes.catalog import load
 
     catalog = load()
-    fix_id = fix_id.strip().upper()
+    fix_id = id_of(catalog, fix_id)
     require_fixes(catalog.matrix, [fix_id])
     known = facts(catalog, fix_id)
     if as_json:

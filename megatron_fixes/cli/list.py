@@ -12,7 +12,7 @@ import click
 
 from megatron_fixes.catalog.ranges import compact
 from megatron_fixes.cli import output
-from megatron_fixes.cli.options import json_option, known_releases, release_option
+from megatron_fixes.cli.options import json_option, known_releases, named, release_option
 
 if TYPE_CHECKING:
     from megatron_fixes.catalog import Catalog
@@ -35,6 +35,7 @@ def overview(catalog: Catalog) -> list[dict[str, Any]]:
             "affected": list(fix.affected()),
             "fixed_in": fix.first_fixed(),
             "patch_for": list(patched_releases(catalog, fix_id)),
+            "gated": catalog.is_gated(fix_id),
             "links": list(fix.links),
         }
         for fix_id, fix in sorted(catalog.matrix.fixes.items())
@@ -51,8 +52,8 @@ def column(catalog: Catalog, release: str) -> dict[str, Any]:
             remedy = "patch" if catalog.patch(fix_id, release) else "none"
         tested = list(cell.tested)
         row = {"id": fix_id, "slug": fix.slug, "verdict": cell.verdict, "remedy": remedy, "tested": tested}
-        fixes.append({**row, "symptom": fix.symptom})
-    return {"release": release, "fixes": fixes}
+        fixes.append({**row, "gated": catalog.is_gated(fix_id), "symptom": fix.symptom})
+    return {"release": release, "yanked": catalog.matrix.releases[release].yanked, "fixes": fixes}
 
 
 def _print_overview(catalog: Catalog) -> None:
@@ -63,7 +64,7 @@ def _print_overview(catalog: Catalog) -> None:
             compact(row["affected"], known) or "none",
             row["fixed_in"] or "open",
             compact(row["patch_for"], known) or "none",
-            row["slug"],
+            named(catalog, row["id"]),
             row["symptom"],
         )
         for row in overview(catalog)
@@ -71,16 +72,18 @@ def _print_overview(catalog: Catalog) -> None:
     output.table(("fix", "affected", "fixed in", "patch for", "what", "symptom"), rows, stacked=2)
 
 
-def _print_columns(columns: list[dict[str, Any]]) -> None:
+def _print_columns(catalog: Catalog, columns: list[dict[str, Any]]) -> None:
     headers: tuple[str, ...] = ("fix", "verdict", "remedy", "tested", "what", "symptom")
     rows: list[tuple[str, ...]] = []
     for column in columns:
         for row in column["fixes"]:
             tested = ", ".join(row["tested"])
-            cells = (row["id"], row["verdict"], row["remedy"] or "", tested, row["slug"], row["symptom"])
+            what = named(catalog, row["id"])
+            cells = (row["id"], row["verdict"], row["remedy"] or "", tested, what, row["symptom"])
             rows.append(cells if len(columns) == 1 else (column["release"], *cells))
     if len(columns) == 1:
-        output.labelled("release", columns[0]["release"], 9)
+        withdrawn = " (withdrawn from PyPI by its maintainers: yanked)" if columns[0]["yanked"] else ""
+        output.labelled("release", columns[0]["release"] + withdrawn, 9)
         output.say()
     else:
         headers = ("release", *headers)
@@ -102,7 +105,7 @@ def list_command(releases: tuple[str, ...], as_json: bool) -> int:
     if as_json:
         output.print_json((columns[0] if len(columns) == 1 else columns) if columns else {"fixes": overview(catalog)})
     elif columns:
-        _print_columns(columns)
+        _print_columns(catalog, columns)
     else:
         _print_overview(catalog)
         output.say()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that several commands share: names separated by commas or given again, releases, fix ids, the target.
+"""Options and words that several commands share: names separated by commas or given again, releases, fixes, the target.
 
 ``--only MF0001,mf0003``, ``--only "MF0001, MF0003"`` and ``--only MF0001 --only MF0003`` mean the same. An
 option that is given but names nothing is refused: for ``apply`` it would otherwise mean everything.
@@ -18,10 +18,12 @@ from megatron_fixes.patching.shell import quote, shown
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from megatron_fixes.catalog import Catalog
     from megatron_fixes.catalog.matrix import Matrix
     from megatron_fixes.patching.target import Target
 
 ALL = "all"
+GATED = "gated: only by name"
 
 
 def split_names(values: Iterable[str]) -> tuple[str, ...]:
@@ -80,6 +82,11 @@ def known_releases(matrix: Matrix, given: Iterable[str]) -> tuple[str, ...]:
                 hint=f"Name some of {', '.join(matrix.releases)}, or {ALL}.",
             )
     return tuple(dict.fromkeys(found))
+
+
+def named(catalog: Catalog, fix_id: str) -> str:
+    """A fix's slug, and that only its name puts it in where that is so."""
+    return catalog.matrix.fixes[fix_id].slug + (f" ({GATED})" if catalog.is_gated(fix_id) else "")
 
 
 def note_tree_here(target: Target | None) -> None:

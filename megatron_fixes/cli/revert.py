@@ -103,15 +103,19 @@ def _half_in(rows: Iterable[Row], reverted: Reverted) -> list[str]:
             for found in drifted]  # fmt: skip
 
 
-def _notes(target: Target, catalog: Catalog, reverted: Reverted) -> list[str]:
+def _again(rows: Iterable[Row], catalog: Catalog, reverted: Reverted, where: str) -> str:
+    """The command that puts in what was taken out, and nothing else."""
+    fitting = {row.finding.fix_id for row in rows if row.remedy == "patch" and not catalog.is_gated(row.finding.fix_id)}
+    only = "" if fitting == set(reverted.fixes) else f" --only {','.join(reverted.fixes)}"
+    return f"megatron-fixes apply {where}{only}"
+
+
+def _notes(target: Target, catalog: Catalog, reverted: Reverted, rows: Sequence[Row]) -> list[str]:
     """Which fixes are in the tree all the same, wholly or in part, why, and how to take them out.
 
     Raises:
         RefusedError: There are some, and there was no journal.
     """
-    from megatron_fixes.patching.scan import scan
-
-    rows = scan(target, catalog)
     inside = patches_inside(rows, catalog)
     ids = ", ".join(patch.fix_id for patch in inside)
     command = git_apply(target, [patch.path for patch in inside], reverse=True)
@@ -158,8 +162,8 @@ def _to_json(target: Target, reverted: Reverted, notes: Sequence[str]) -> dict[s
     }
 
 
-def _print(target: Target, catalog: Catalog, reverted: Reverted, notes: Sequence[str], where: str) -> None:
-    print_head(target)
+def _print(target: Target, catalog: Catalog, reverted: Reverted, notes: Sequence[str], again: str) -> None:
+    print_head(target, catalog)
     output.say()
     for fix_id in reverted.fixes:
         slug = catalog.matrix.fixes[fix_id].slug if fix_id in catalog.matrix.fixes else ""
@@ -170,9 +174,9 @@ def _print(target: Target, catalog: Catalog, reverted: Reverted, notes: Sequence
         output.labelled("note", note, _LABEL, wrap=False)
     if reverted.nothing:
         output.say("nothing to revert")
-    elif not reverted.forgotten:
+    elif not reverted.forgotten and reverted.fixes:
         output.say()
-        output.say(f"to put them in again: megatron-fixes apply {where}")
+        output.say(f"to put them in again: {again}")
 
 
 @click.command("revert")
@@ -184,6 +188,7 @@ def revert_command(target_path: str, as_json: bool) -> int:
     Refused if one of the files was edited since, with the command that takes the fixes out and keeps the edits.
     """
     from megatron_fixes.catalog import load
+    from megatron_fixes.patching.scan import scan
     from megatron_fixes.patching.target import find_target
 
     catalog = load(compiled=True)
@@ -193,9 +198,10 @@ def revert_command(target_path: str, as_json: bool) -> int:
     with output.telling(_what_was_done(reverted, where)):
         if reverted.recovered is not None and not as_json:
             output.say(recovery_sentence(reverted.recovered), "bold yellow")
-        notes = _notes(target, catalog, reverted)
+        rows = scan(target, catalog)
+        notes = _notes(target, catalog, reverted, rows)
         if as_json:
             output.print_json(_to_json(target, reverted, notes))
         else:
-            _print(target, catalog, reverted, notes, where)
+            _print(target, catalog, reverted, notes, _again(rows, catalog, reverted, where))
     return 0

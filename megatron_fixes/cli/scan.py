@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``megatron-fixes scan``: what each fix is to a target, why, and what to type next. Reads only.
 
-Exit code 0 whatever was found; with ``--check`` 1 if a fix is needed or a touched function has drifted. What
-differs in a drifted function is shown up to 20 lines a fix.
+Exit code 0 whatever was found; with ``--check`` 1 if a fix is needed or a touched function has drifted. Gated fixes do
+not count there: what ``apply`` without names leaves alone is no failure. What differs in a drifted function is shown up
+to 20 lines a fix.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from megatron_fixes.catalog import without_local
+from megatron_fixes.catalog.ranges import compact
 from megatron_fixes.cli import output
-from megatron_fixes.cli.options import as_typed, json_option, note_tree_here
+from megatron_fixes.cli.options import as_typed, json_option, named, note_tree_here
 from megatron_fixes.errors import RefusedError
 from megatron_fixes.patching.shell import shown
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from megatron_fixes.catalog import Catalog
-    from megatron_fixes.catalog.matrix import Matrix
+    from megatron_fixes.catalog.likeness import Likeness
     from megatron_fixes.catalog.verdict import Difference
     from megatron_fixes.patching.scan import Row
     from megatron_fixes.patching.target import Target
@@ -33,16 +36,16 @@ def row_reason(row: Row) -> str:
     return f"{row.finding.reason}; the patch does not fit: {row.misfit}" if row.misfit else row.finding.reason
 
 
-def to_json(
-    target: Target, rows: Sequence[Row], matrix: Matrix, interrupted: str, others: Sequence[str]
-) -> dict[str, Any]:
+def to_json(target: Target, rows: Sequence[Row], catalog: Catalog, like: Likeness | None) -> dict[str, Any]:
     """The findings as plain values."""
+    matrix = catalog.matrix
     fixes = [
         {
             "id": row.finding.fix_id,
             "slug": matrix.fixes[row.finding.fix_id].slug,
             "verdict": row.finding.verdict,
             "remedy": row.remedy,
+            "gated": catalog.is_gated(row.finding.fix_id),
             "reason": row_reason(row),
             "differences": [
                 {"function": known.function, "nearest": known.nearest, "changes": list(known.changes)}
@@ -56,8 +59,10 @@ def to_json(
         "target": str(target.root),
         "release": target.release,
         "release_source": target.release_source or None,
-        "interrupted": interrupted or None,
-        "from_other_patches": list(others),
+        "yanked": is_yanked(target, catalog),
+        "looks_like": like and {"releases": list(like.alike), "functions": like.functions, "of": like.of},
+        "interrupted": interruption(target) or None,
+        "from_other_patches": from_other_patches(target, catalog),
         "fixes": fixes,
     }
 
@@ -86,8 +91,15 @@ def details(rows: Sequence[Row]) -> dict[tuple[str, tuple[str, ...]], list[str]]
     return found
 
 
-def next_step(rows: Sequence[Row], catalog: Catalog, target: Target, where: str) -> str:
-    """The one command to type after this scan, and what it is for where that could be mistaken."""
+def next_step(rows: Sequence[Row], catalog: Catalog, release: str | None, where: str) -> str:
+    """The one command to type after this scan, and what it is for where that could be mistaken.
+
+    Args:
+        rows: What each fix is to the target.
+        catalog: The known fixes.
+        release: The known release that the target is, or looks like, if any.
+        where: The target as a word for the shell.
+    """
     ids = {row.finding.fix_id: row for row in rows if not catalog.is_gated(row.finding.fix_id)}
     fitting = [fix_id for fix_id, row in ids.items() if row.remedy == "patch"]
     blocked = [
@@ -99,8 +111,8 @@ def next_step(rows: Sequence[Row], catalog: Catalog, target: Target, where: str)
         return f"megatron-fixes apply {where}{only}"
     if blocked or bare:
         return f"megatron-fixes explain {(blocked or bare)[0]}"
-    if any(row.finding.verdict == "applied" for row in rows) and target.release in catalog.matrix.releases:
-        return f"megatron-fixes prove --release {target.release} shows them on the published release"
+    if any(row.finding.verdict == "applied" for row in rows) and release is not None:
+        return f"megatron-fixes prove --release {release} shows them on the published release"
     return "megatron-fixes list"
 
 
@@ -109,11 +121,39 @@ def renew(where: str) -> str:
     return f"megatron-fixes revert {where} && megatron-fixes apply {where}"
 
 
-def print_head(target: Target) -> None:
-    """Print which tree it is, its release, and what named the release."""
+def print_head(target: Target, catalog: Catalog, like: Likeness | None = None) -> None:
+    """Print which tree it is, its release, what named the release, and which one it looks like if that is not known."""
     output.labelled("target", shown(target.root) + (" (installed)" if target.installed else ""), 9, wrap=False)
     release = f"{target.release} ({target.release_source})" if target.release else "unknown (no file or tag names it)"
-    output.labelled("release", release, 9, wrap=False)
+    if is_yanked(target, catalog):
+        release += ", withdrawn from PyPI by its maintainers (yanked)"
+    output.labelled("release", "; ".join([release, *_code_of(target, catalog, like)]), 9, wrap=False)
+
+
+def is_yanked(target: Target, catalog: Catalog) -> bool:
+    """Whether the target is a release that was withdrawn."""
+    known = catalog.matrix.releases.get(without_local(target.release or ""))
+    return known is not None and known.yanked
+
+
+def _code_of(target: Target, catalog: Catalog, like: Likeness | None) -> list[str]:
+    """Which release the target's code is, where its name does not say that; one sentence at most."""
+    known = catalog.knows(target.release)
+    if like is None:
+        return [] if known or target.release is None else ["this is no release that is known here"]
+    if known and like.release == without_local(target.release or ""):
+        return []
+    whose = compact(like.alike, catalog.matrix.releases)
+    what = f"its code is that of {whose} in {like.functions} of {like.of} functions that fixes touch"
+    return [what if known or target.release is None else f"this is no release that is known here; {what}"]
+
+
+def for_apply_only(target: Target, catalog: Catalog) -> str:
+    """That the overlay takes no such target, as a sentence; empty if it does."""
+    if catalog.knows(target.release):
+        return ""
+    name = f"megatron-core {target.release}" if target.release else "a megatron-core that names no release"
+    return f"the overlay puts nothing into {name}, which is not known here: only apply takes it"
 
 
 def interruption(target: Target) -> str:
@@ -152,8 +192,14 @@ def other_patches_sentence(others: Sequence[str]) -> str:
     return f"{what}; revert takes them out all the same" if others else ""
 
 
-def _print(target: Target, rows: Sequence[Row], catalog: Catalog, where: str) -> None:
-    print_head(target)
+def by_name(rows: Sequence[Row], catalog: Catalog, where: str) -> str:
+    """The command that puts in what is needed and gated; empty if nothing is."""
+    ids = [row.finding.fix_id for row in rows if row.remedy == "patch" and catalog.is_gated(row.finding.fix_id)]
+    return f"megatron-fixes apply {where} --only {','.join(ids)}" if ids else ""
+
+
+def _print(target: Target, rows: Sequence[Row], catalog: Catalog, where: str, like: Likeness | None) -> None:
+    print_head(target, catalog, like)
     output.say()
     output.table(
         ("fix", "verdict", "remedy", "what", "reason", "symptom"),
@@ -162,7 +208,7 @@ def _print(target: Target, rows: Sequence[Row], catalog: Catalog, where: str) ->
                 row.finding.fix_id,
                 row.finding.verdict,
                 row.remedy or "",
-                catalog.matrix.fixes[row.finding.fix_id].slug,
+                named(catalog, row.finding.fix_id),
                 row.finding.reason,
                 # Of a defect that is not there nobody sees anything.
                 catalog.matrix.fixes[row.finding.fix_id].symptom
@@ -179,38 +225,44 @@ def _print(target: Target, rows: Sequence[Row], catalog: Catalog, where: str) ->
         for line in lines:
             output.say(line)
     output.say()
-    if sentence := interruption(target):
-        output.say(sentence, "bold yellow")
+    fitting = any(row.remedy == "patch" for row in rows)
+    for sentence in (interruption(target), for_apply_only(target, catalog) if fitting else ""):
+        if sentence:
+            output.say(sentence, "bold yellow")
+    if command := by_name(rows, catalog, where):
+        output.say(f"next, for what is gated: {command}")
     if others := from_other_patches(target, catalog):
         output.say(other_patches_sentence(others), "bold yellow")
         output.say(f"next: {renew(where)}")
     else:
-        output.say(f"next: {next_step(rows, catalog, target, where)}")
+        release = without_local(target.release or "") if catalog.knows(target.release) else like and like.release
+        output.say(f"next: {next_step(rows, catalog, release, where)}")
 
 
 @click.command("scan")
 @click.argument("target", required=False)
-@click.option("--check", is_flag=True, help="End with 1 if a fix is needed or has drifted.")
+@click.option("--check", is_flag=True, help="End with 1 if a fix is needed or has drifted; gated ones don't count.")
 @json_option
 def scan_command(target: str | None, check: bool, as_json: bool) -> int:
     """Say what each fix is to a Megatron-LM tree. Writes nothing.
 
     TARGET is a checkout, an unpacked source tree or a site-packages folder; left out, it is what `import
-    megatron.core` would choose here.
+    megatron.core` would choose here. A gated fix changes training in a debatable way, and only `apply --only` with its
+    name puts it in: --check is about what `apply` without names would do.
     """
     from megatron_fixes.catalog import load
-    from megatron_fixes.patching.scan import scan
+    from megatron_fixes.patching.scan import looks_like, read_files, scan_files
     from megatron_fixes.patching.target import find_target
 
     catalog = load(compiled=True)
     found = find_target(target)
     if target is None:
         note_tree_here(found)
-    rows = scan(found, catalog)
+    files = read_files(found, catalog)
+    rows, like = scan_files(files, catalog, found.release), looks_like(catalog, files, found.release)
     if as_json:
-        others = from_other_patches(found, catalog)
-        output.print_json(to_json(found, rows, catalog.matrix, interruption(found), others))
+        output.print_json(to_json(found, rows, catalog, like))
     else:
-        _print(found, rows, catalog, as_typed(found, target))
-    bad = any(row.finding.verdict in ("needed", "drifted") for row in rows)
+        _print(found, rows, catalog, as_typed(found, target), like)
+    bad = any(row.finding.verdict in ("needed", "drifted") and not catalog.is_gated(row.finding.fix_id) for row in rows)
     return 1 if check and bad else 0

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .conftest import RELEASE, expected
+from .conftest import CATALOG, GATED, RELEASE, copy_files, expected
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-NEEDED = ", ".join(fix_id for fix_id, (verdict, _) in expected().items() if verdict == "needed")
+NEEDED = ", ".join(fix_id for fix_id, (verdict, _) in expected().items() if verdict == "needed" and fix_id not in GATED)
 
 
 def doctor(*arguments: str, path: tuple[Path | str, ...] = (), **variables: str) -> subprocess.CompletedProcess[str]:
@@ -109,8 +109,50 @@ def test_a_fix_that_is_asked_for_and_drifted_needs_doing(release_tree: Path, tmp
     (tmp_path / path).parent.mkdir(parents=True)
     (tmp_path / path).write_text("class Other:\n    pass\n")
     (tmp_path / "megatron/core/__init__.py").write_text("")
+    info = "megatron/core/package_info.py"
+    (tmp_path / info).write_bytes((release_tree / info).read_bytes())
     found = report(path=(tmp_path,), MEGATRON_FIXES="all")
     assert any("MF0003 is asked for and has drifted" in sentence for sentence in found["todo"])
+
+
+def test_a_gated_fix_is_shown_as_such_and_asked_for_by_name_only(release_tree: Path, tmp_path: Path) -> None:
+    assert (
+        f"{GATED[0]}                needed, remedy patch (gated: only by name)" in doctor(path=(release_tree,)).stdout
+    )
+    gated = {fix["id"] for fix in report(path=(release_tree,))["fixes"] if fix["gated"]}
+    assert gated == {fix_id for fix_id in CATALOG.matrix.fixes if CATALOG.is_gated(fix_id)}
+    router = "megatron/core/transformer/moe/router.py"
+    copy_files(release_tree, tmp_path)
+    text = (tmp_path / router).read_text().replace("def apply_z_loss(self,", "def apply_z_loss(self, mine,")
+    (tmp_path / router).write_text(text)
+    for asked, told in (("all", False), ("all,MF0023", True), ("MF0023", True)):
+        todo = report(path=(tmp_path,), MEGATRON_FIXES=asked)["todo"]
+        assert any("MF0023 is asked for and has drifted" in sentence for sentence in todo) == told
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        (
+            {"MEGATRON_FIXES": "all"},
+            "the overlay puts nothing into megatron-core 0.99.0, which is not known here: only apply takes it; "
+            "MEGATRON_FIXES_STRICT=1 would stop the job: apply the patches, and unset MEGATRON_FIXES",
+        ),
+        (
+            {},
+            f"{NEEDED} would be wanted, and the overlay puts nothing into megatron-core 0.99.0, which is not known "
+            "here: only apply takes it: apply the patches",
+        ),
+    ],
+)
+def test_a_release_that_is_not_known_is_for_apply_only(
+    release_tree: Path, tmp_path: Path, variables: dict[str, str], sentence: str
+) -> None:
+    tree = copy_files(release_tree, tmp_path / "tree")
+    (tree / "megatron/core/package_info.py").write_text("MAJOR = 0\nMINOR = 99\nPATCH = 0\nPRE_RELEASE = ''\n")
+    found = report(path=(tree,), **variables)
+    assert sentence in found["todo"]
+    assert not any("set MEGATRON_FIXES=all" in told for told in found["todo"])
 
 
 def test_no_megatron_at_all_needs_doing() -> None:

@@ -89,6 +89,23 @@ def test_explain_fits_on_one_screen_and_names_files_that_exist(
         assert set(touched_paths(patch.text)) <= {line[12:] for line in lines}
 
 
+def test_gated_fixes_are_listed_as_such(cli: Cli) -> None:
+    gated = [fix_id for fix_id in sorted(FIXES) if CATALOG.is_gated(fix_id)]
+    assert gated and gated != sorted(FIXES)
+    for arguments in ([], ["--release", "0.16.1"]):
+        done = cli("list", *arguments)
+        assert [line.split()[0] for line in done.out.splitlines() if "(gated: only by name)" in line] == gated
+        assert [fix["id"] for fix in cli("list", *arguments, "--json").json["fixes"] if fix["gated"]] == gated
+
+
+def test_explain_takes_a_slug_too(cli: Cli) -> None:
+    slug = FIXES["MF0003"].slug
+    for name in (slug, slug.upper(), f"MF0003-{slug}", f"MF0003-{slug}.patch", " mf0003 "):
+        assert cli("explain", name).out == cli("explain", "MF0003").out
+    done = cli("explain", "no-such-fix")
+    assert done.code == 2 and "got NO-SUCH-FIX" in done.err
+
+
 def test_explain_as_json_says_the_same(cli: Cli) -> None:
     done = cli("explain", "MF0003", "--json").json
     assert done["proof"] == "megatron_fixes.proofs.mf0003"

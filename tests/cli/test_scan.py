@@ -12,14 +12,18 @@ import pytest
 
 from megatron_fixes.catalog.verdict import Difference
 from megatron_fixes.cli.scan import MAX_DIFFERENCE_LINES, difference_lines
+from megatron_fixes.overlay.tables import load_tables
+from megatron_fixes.proofs.releases import fetch
 
 from .. import synthetic
 from .conftest import (
     BUFFER,
     CATALOG,
+    GATED,
     IDS,
     PATCHES,
     RELEASE,
+    copy_files,
     expected,
     findings,
     needing_line,
@@ -35,12 +39,17 @@ OLD = b"self.communication_stream.wait_stream(torch.cuda.default_stream())"
 def test_json_has_the_agreed_shape(cli: Cli, tree: Path) -> None:
     done = cli("scan", tree, "--json")
     assert (done.code, done.err) == (0, "")
-    assert list(done.json) == ["target", "release", "release_source", "interrupted", "from_other_patches", "fixes"]
-    assert done.json["from_other_patches"] == []
+    assert list(done.json) == [
+        *("target", "release", "release_source", "yanked", "looks_like"),
+        *("interrupted", "from_other_patches", "fixes"),
+    ]
+    assert (done.json["from_other_patches"], done.json["yanked"]) == ([], False)
+    like = done.json["looks_like"]
+    assert RELEASE in like["releases"] and like["functions"] == like["of"]
     assert done.json["interrupted"] is None
     assert (done.json["target"], done.json["release"]) == (str(tree), RELEASE)
     assert done.json["release_source"] == "megatron/core/package_info.py"
-    keys = {("id", "slug", "verdict", "remedy", "reason", "differences", "misfit")}
+    keys = {("id", "slug", "verdict", "remedy", "gated", "reason", "differences", "misfit")}
     assert {tuple(fix) for fix in done.json["fixes"]} == keys
     assert [fix["id"] for fix in done.json["fixes"]] == sorted(CATALOG.matrix.fixes)
     assert findings(done) == expected()
@@ -70,6 +79,83 @@ def test_a_pipe_gets_one_line_a_fix_and_the_next_command(cli: Cli, tree: Path) -
         assert row.split()[:4] == [fix_id, verdict, remedy or "-", CATALOG.matrix.fixes[fix_id].slug]
         assert row.endswith(CATALOG.matrix.fixes[fix_id].symptom) == (verdict in ("needed", "drifted"))
     assert lines[-1] == f"next: megatron-fixes apply {tree}"
+
+
+def test_a_gated_fix_is_shown_as_such_and_the_command_that_names_it_puts_it_in(cli: Cli, tree: Path) -> None:
+    lines = cli("scan", tree).out.splitlines()
+    assert [line.split()[0] for line in lines if "(gated: only by name)" in line] == GATED
+    assert {fix["id"] for fix in cli("scan", tree, "--json").json["fixes"] if fix["gated"]} == set(GATED)
+    (command,) = [line for line in lines if line.startswith("next, for what is gated: ")]
+    assert command == f"next, for what is gated: megatron-fixes apply {tree} --only {','.join(GATED)}"
+    assert cli(*command.partition("megatron-fixes ")[2].split()).code == 0
+    out = cli("scan", tree).out
+    assert "next, for what is gated" not in out and out.splitlines()[-1] == f"next: megatron-fixes apply {tree}"
+
+
+def test_check_is_about_what_apply_puts_in_and_not_about_gated_fixes(cli: Cli, tree: Path) -> None:
+    assert cli("scan", tree, "--check").code == 1
+    assert cli("apply", tree).code == 0
+    done = cli("scan", tree, "--check")
+    assert done.code == 0 and f"megatron-fixes apply {tree} --only {','.join(GATED)}" in done.out
+    router = tree / "megatron/core/transformer/moe/router.py"
+    router.write_text(router.read_text().replace("def apply_z_loss(self,", "def apply_z_loss(self, mine,"))
+    assert findings(cli("scan", tree, "--json"))["MF0023"] == ("drifted", None)
+    assert cli("scan", tree, "--check").code == 0
+    assert "gated ones don't count" in " ".join(cli("scan", "--help").out.split())
+
+
+def name_it(tree: Path, release: str | None) -> None:
+    """Give a tree another release, or take its name away."""
+    info = tree / "megatron/core/package_info.py"
+    if release is None:
+        info.unlink()
+    else:
+        major, minor, patch = release.split(".")
+        info.write_text(f"MAJOR = {major}\nMINOR = {minor}\nPATCH = {patch}\nPRE_RELEASE = ''\n")
+
+
+@pytest.mark.parametrize("name", ["0.99.0", None])
+@pytest.mark.parametrize("release", ["0.13.1", "0.16.1"])
+def test_a_tree_that_names_no_known_release_is_mended_as_what_it_looks_like(
+    cli: Cli, tmp_path: Path, contents: Any, release: str, name: str | None
+) -> None:
+    published = fetch(release, CATALOG.matrix)
+    tree, named = copy_files(published, tmp_path / "tree"), copy_files(published, tmp_path / "named")
+    name_it(tree, name)
+    out = cli("scan", tree).out
+    head = (
+        f"{name} (megatron/core/package_info.py); this is no release" if name else "unknown (no file or tag names it); "
+    )
+    assert f"release  {head}" in out
+    assert re.search(rf"its code is that of 0\.\d+\.0 - {release} in (\d+) of \1 functions that fixes touch", out)
+    who = f"megatron-core {name}" if name else "a megatron-core that names no release"
+    assert f"the overlay puts nothing into {who}, which is not known here: only apply takes it" in out
+    before = contents(tree)
+    assert cli("apply", tree).code == cli("apply", named).code == 0
+    for path in load_tables().paths.values():
+        assert not (named / path).exists() or (tree / path).read_bytes() == (named / path).read_bytes()
+    last = f"next: megatron-fixes prove --release {release} shows them on the published release"
+    assert cli("scan", tree).out.splitlines()[-1] == last
+    assert cli("scan", tree, "--check").code == 0
+    assert cli("revert", tree).code == 0
+    assert contents(tree) == before
+
+
+def test_a_release_that_was_withdrawn_is_said_to_be(cli: Cli, tree: Path) -> None:
+    assert "yanked" not in cli("scan", tree).out
+    for yanked in [release for release, row in CATALOG.matrix.releases.items() if row.yanked]:
+        copy_files(fetch(yanked, CATALOG.matrix), tree)
+        head = f"{yanked} (megatron/core/package_info.py), withdrawn from PyPI by its maintainers (yanked)"
+        assert f"release  {head}" in cli("scan", tree).out.splitlines()
+        assert cli("scan", tree, "--json").json["yanked"] is True
+        assert "yanked" in cli("list", "--release", yanked).out
+
+
+def test_a_tree_that_calls_itself_another_release_than_its_code_is_told(cli: Cli, tree: Path) -> None:
+    name_it(tree, "0.19.2")
+    (line,) = [line for line in cli("scan", tree).out.splitlines() if line.startswith("release")]
+    assert "0.19.2 (megatron/core/package_info.py); its code is that of 0.16.0 - 0.16.1 in " in line
+    assert "overlay" not in cli("scan", tree).out
 
 
 def test_scan_writes_nothing(cli: Cli, tree: Path, contents: Any) -> None:
