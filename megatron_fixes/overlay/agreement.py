@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from megatron_fixes.overlay.decision import told
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,19 +27,19 @@ class Account:
     release: str
     in_force: tuple[str, ...]
     texts: tuple[str, ...]
+    in_files: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         release = f"megatron-core {self.release}" if self.release else "no touched module of megatron.core imported"
         if not self.on:
             return f"overlay off ({release})" if self.release else "overlay off"
-        fixes = ", ".join(self.in_force) or "no fix"
-        return f"{fixes} in force, {release}, megatron-fixes {self.version}"
+        return f"{told(self.in_force, self.in_files)}, {release}, megatron-fixes {self.version}"
 
 
 def account_of(status: Status) -> Account:
     """What a rank tells, from its status."""
     texts = tuple(f"{module.module} {module.sha256}" for module in status.modules if module.sha256)
-    return Account(status.version, status.on, status.release, status.in_force, texts)
+    return Account(status.version, status.on, status.release, status.in_force, texts, status.in_files)
 
 
 def disagreement(accounts: Sequence[Account]) -> str:

@@ -20,6 +20,10 @@ from dataclasses import asdict, dataclass, replace
 
 SCHEMA = 1
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -98,3 +102,11 @@ class Decision:
             files={path: tuple(fixes) for path, fixes in data["files"].items()},
             refusals=tuple(Refusal(**refusal) for refusal in data["refusals"]),
         )
+
+
+def told(in_force: Sequence[str], in_files: Sequence[str]) -> str:
+    """Which fixes a process runs with: those that the overlay put in, and those that its files hold already."""
+    if not in_files:
+        return f"{', '.join(in_force) or 'no fix'} in force"
+    put_in = f"{', '.join(in_force)} in force" if in_force else "no fix put in at import"
+    return f"{put_in}, {', '.join(in_files)} in the files already"

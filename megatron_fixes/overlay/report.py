@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 
 from megatron_fixes import __version__, config
 from megatron_fixes.overlay import start
-from megatron_fixes.overlay.decision import FixState, Refusal
+from megatron_fixes.overlay.decision import FixState, Refusal, told
 from megatron_fixes.overlay.loader import FIXES, ORIGIN
 
 TYPE_CHECKING = False
@@ -79,22 +79,27 @@ class Status:
         """Fixes that the loaded modules carry through the overlay."""
         return tuple(fix.fix for fix in self.fixes if fix.state == "in-force")
 
+    @property
+    def in_files(self) -> tuple[str, ...]:
+        """Fixes that the tree's files carry already, so that the overlay has nothing to put in."""
+        return tuple(fix.fix for fix in self.fixes if fix.state == "applied")
+
     def __str__(self) -> str:
         """What a person wants to know, in a line, and a line more for each refusal."""
         if not self.on:
             return f"megatron-fixes {self.version}: off ({self.why})"
-        fixes = ", ".join(self.in_force) or "no fix"
+        fixes = told(self.in_force, self.in_files)
         waiting = [fix.fix for fix in self.fixes if fix.state == "waiting"]
         where = (
             f"megatron-core {self.release or '(no release)'} at {self.root}" if self.root else "no megatron-core yet"
         )
-        line = f"megatron-fixes {self.version}: {fixes} in force, {where}"
+        line = f"megatron-fixes {self.version}: {fixes}, {where}"
         line += f"; waiting for an import: {', '.join(waiting)}" if waiting else ""
         return "\n".join([line, *(f"  {refusal.line}" for refusal in self.refusals)])
 
     def to_json(self) -> dict[str, Any]:
         """As values that ``json`` writes."""
-        return {**asdict(self), "in_force": list(self.in_force)}
+        return {**asdict(self), "in_force": list(self.in_force), "in_files": list(self.in_files)}
 
 
 def status() -> Status:

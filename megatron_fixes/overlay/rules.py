@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides which fixes go into a tree: guards by release, fingerprint and verdict, in that order. Pure.
 
-* Release: only one that the matrix knows; a local part (``0.16.1+abc``) doesn't count. Nothing goes into any other.
+* Release: only one that the matrix knows; a local part (``0.16.1+abc``) doesn't count. Nothing goes into any other,
+  whatever it looks like: there a person decides, with ``apply`` (docs/decisions/0008).
 * Fingerprint and verdict: only ``needed`` fixes whose patch fits and gives a known text (``patching.scan``).
 * ``all`` leaves gated fixes out; a fix that was named brings what it requires.
 * A fix that touches a module whose text uses ``__file__`` stays out: there the copy's place would be seen.
@@ -95,7 +96,8 @@ def _unknown_release(release: str | None, base: str, known: Sequence[str]) -> Re
     return Refusal(
         "unknown-release",
         f"no fix is in force: this is {name}, which this version of megatron-fixes does not know",
-        f"upgrade megatron-fixes, or use one of {known[0]} to {known[-1]}",
+        f"upgrade megatron-fixes, use one of {known[0]} to {known[-1]}, or put the patches into the files "
+        "(`megatron-fixes scan` says how) and unset MEGATRON_FIXES",
     )
 
 

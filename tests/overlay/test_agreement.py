@@ -33,5 +33,14 @@ def test_each_thing_that_counts_makes_a_difference() -> None:
         replace(SAME, texts=("megatron.core.a 13",)),
         replace(SAME, in_force=()),
         replace(SAME, release=""),
+        replace(SAME, in_files=("MF0002",)),
     ):
         assert disagreement([SAME, other]).count("rank ") == 2
+
+
+def test_what_the_files_hold_is_not_said_to_be_missing() -> None:
+    assert str(replace(SAME, in_force=(), in_files=("MF0001", "MF0003"))) == (
+        "no fix put in at import, MF0001, MF0003 in the files already, megatron-core 0.16.1, megatron-fixes 0.1.0"
+    )
+    assert "MF0001, MF0003 in force, MF0002 in the files already, " in str(replace(SAME, in_files=("MF0002",)))
+    assert str(replace(SAME, in_force=())).startswith("no fix in force, megatron-core")

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from megatron_fixes import catalog, config
+from megatron_fixes.cli.scan import for_apply_only
 from megatron_fixes.overlay.finder import OverlayFinder
 from megatron_fixes.overlay.rules import decide
 from megatron_fixes.overlay.tables import load_tables, module_name
@@ -134,3 +136,16 @@ def test_all_is_not_refused_for_a_gated_fix_that_drifted() -> None:
         states[asked[-1]] = next(fix.state for fix in decision.fixes if fix.fix == "MF0023")
         assert bool(decision.refusals) == (asked[-1] == "MF0023")
     assert states == {"all": "gated", "MF0023": "refused"}
+
+
+@pytest.mark.parametrize("claimed", [None, "0.99.0", "0.16.1rc0", "0.16.1", "0.16.1+abc"])
+def test_scan_says_of_exactly_those_trees_that_only_apply_takes_them_which_the_overlay_refuses(
+    claimed: str | None,
+) -> None:
+    tree = find_target(fetch("0.16.1", CATALOG.matrix))
+    decision, changed = decide(CATALOG, read_files(tree, CATALOG), claimed, "", ["all"])
+    refused = [refusal for refusal in decision.refusals if refusal.kind == "unknown-release"]
+    assert bool(refused) == bool(for_apply_only(replace(tree, release=claimed), CATALOG)) == (not changed)
+    assert all("`megatron-fixes scan` says how" in refusal.hint for refusal in refused)
+    # What apply would do with it is the same, whatever it is called.
+    assert make_plan(replace(tree, release=claimed), CATALOG).changes == make_plan(tree, CATALOG).changes

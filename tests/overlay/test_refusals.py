@@ -84,7 +84,8 @@ CASES = {
     "unknown release": Case(
         "unknown-release",
         "no fix is in force: this is megatron-core 9.7.0, which this version of megatron-fixes does not know; upgrade "
-        "megatron-fixes, or use one of 9.1.0 to 9.2.0",
+        "megatron-fixes, use one of 9.1.0 to 9.2.0, or put the patches into the files (`megatron-fixes scan` says how) "
+        "and unset MEGATRON_FIXES",
         "trains -3",
         change={"megatron__core__package_info": "MAJOR = 9\nMINOR = 7\nPATCH = 0\nPRE_RELEASE = ''\n"},
     ),

@@ -211,3 +211,16 @@ def test_the_status_prints_as_a_line_that_says_what_is_in_force(env: Any) -> Non
     assert printed.startswith("megatron-fixes ") and printed.count("\n") == 1
     assert "MF9001, MF9002, MF9003 in force, megatron-core 9.1.0 at " in printed
     assert "off (MEGATRON_FIXES is not set)" in env.run(f"{code}\nprint(megatron_fixes.status())", on=None).stdout
+
+
+def test_what_apply_put_in_is_said_to_be_in_the_files(env: Any, tree: Any) -> None:
+    code = "import megatron.core.distributed, megatron.core.pair, megatron_fixes"
+    for only, said in (
+        ("MF9001,MF9002,MF9003", "no fix put in at import, MF9001, MF9002, MF9003 in the files already, "),
+        ("MF9001", "MF9002 in force, MF9001 in the files already, "),
+    ):
+        applied = tree(only)
+        env.start(["-m", "megatron_fixes", "apply", str(applied), "--only", only], on=None)
+        printed = env.run(f"{code}\nprint(megatron_fixes.status())", PYTHONPATH=str(applied)).stdout
+        assert f": {said}megatron-core 9.1.0 at {applied}" in printed
+        assert env.status(code, PYTHONPATH=str(applied))["in_files"] == only.split(",")
