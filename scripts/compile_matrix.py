@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import sys
 
-from generated import settle
+from generated import only_check, settle
 
 from megatron_fixes.catalog.data import compiled_matrix_path, matrix_path
 from megatron_fixes.catalog.matrix import load_matrix
 
 if __name__ == "__main__":
-    sys.exit(settle(load_matrix(matrix_path()), compiled_matrix_path(), sys.argv[1:]))
+    only_compared = only_check(__doc__)
+    sys.exit(settle(load_matrix(matrix_path()), compiled_matrix_path(), check=only_compared))

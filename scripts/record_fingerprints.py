@@ -15,7 +15,7 @@ import sys
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from generated import settle
+from generated import only_check, settle
 
 from megatron_fixes.catalog.data import fingerprints_path, matrix_path, patches_root
 from megatron_fixes.catalog.fingerprint import OUTSIDE, FunctionPrint, functions
@@ -115,4 +115,5 @@ def record() -> Known:
 
 
 if __name__ == "__main__":
-    sys.exit(settle(record(), fingerprints_path(), sys.argv[1:]))
+    only_compared = only_check(__doc__)
+    sys.exit(settle(record(), fingerprints_path(), check=only_compared))

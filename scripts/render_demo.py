@@ -8,6 +8,7 @@ does). The picture is as true as its last run.
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -48,6 +49,7 @@ def on_terminal(arguments: list[str], folder: str) -> str:
 
 def main() -> int:
     """Run the commands on a copy of the release and draw what they said."""
+    argparse.ArgumentParser(description="draw docs/demo.svg: what the commands print on a terminal").parse_args()
     console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(

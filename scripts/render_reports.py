@@ -16,6 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from generated import only_check
+
 from megatron_fixes import catalog
 from megatron_fixes.catalog.ranges import compact
 from megatron_fixes.proofs.releases import fetch
@@ -85,10 +87,11 @@ def report(known: catalog.Catalog, fix_id: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Write the file, or check that it has a report for each script."""
+    check = only_check(__doc__, arguments)
     known = catalog.load()
     wanted = with_script(known)
     missing = [fix_id for fix_id in open_defects(known) if fix_id not in wanted]
-    if "--check" in arguments:
+    if check:
         text = REPORTS.read_text("utf-8") if REPORTS.is_file() else ""
         without = [fix_id for fix_id in wanted if f"({fix_id} here" not in text]
         print(f"no report for {', '.join(without)}" if without else f"{REPORTS.name}: a report for each script")

@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from generated import only_check
+
 from megatron_fixes.catalog import load
 from megatron_fixes.catalog.ranges import compact
 from megatron_fixes.cli.list import patched_releases
@@ -173,6 +175,7 @@ def render(text: str, catalog: Catalog) -> str:
 
 def main(arguments: Sequence[str], readme: Path = README, status_md: Path = STATUS) -> int:
     """Write the files, or with ``--check`` say whether they are what would be written."""
+    check = only_check(__doc__, arguments)
     try:
         catalog = load()
         wanted = {
@@ -190,7 +193,7 @@ def main(arguments: Sequence[str], readme: Path = README, status_md: Path = STAT
     for path, text in wanted.items():
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             print(f"{path.name}: current")
-        elif "--check" in arguments:
+        elif check:
             print(f"{path.name}: out of date; run scripts/render_tables.py", file=sys.stderr)
             code = 1
         else:
