@@ -13,6 +13,7 @@ rename, so that several processes may fetch at once and one may be killed.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -100,7 +101,7 @@ def _download(release: str, python: str, folder: str) -> str:
     command += [*platforms, "--dest", folder, f"megatron-core=={release}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False)
-        problem = (done.stderr.strip().splitlines() or ["no message"])[-1] if done.returncode else ""
+        problem = problem_of(done.stderr) if done.returncode else ""
     except subprocess.TimeoutExpired:
         problem = f"no answer within {FETCH_TIMEOUT_S:g} s"
     wheels = [name for name in os.listdir(folder) if name.endswith(".whl")]
@@ -111,6 +112,16 @@ def _download(release: str, python: str, folder: str) -> str:
             "(ci/fetch_megatron) and point MEGATRON_FIXES_CACHE at it.",
         )
     return os.path.join(folder, wheels[0])
+
+
+def problem_of(said: str) -> str:
+    """Why a download failed, from what pip said: of an index that can't be reached its last line says nothing."""
+    broken = re.findall(r"connection broken by ['\"]?(\w+)\((.*)\)['\"]?: /", said)
+    if broken:
+        kind, text = broken[-1]
+        reason = text.rpartition(">: ")[2].strip("'\"")
+        return f"pip could not reach the package index ({kind}: {reason})"
+    return (said.strip().splitlines() or ["no message"])[-1].removeprefix("ERROR: ")
 
 
 def main(releases: list[str]) -> int:

@@ -39,6 +39,23 @@ def test_without_an_index_the_fetch_is_refused_and_the_cache_stays_empty(
     assert list((tmp_path / "releases").iterdir()) == []
 
 
+def test_an_index_that_can_not_be_reached_is_named_as_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    # Nothing listens on the port "discard" of this machine.
+    settings = {"CONFIG_FILE": os.devnull, "INDEX_URL": "http://127.0.0.1:9/simple", "RETRIES": "1", "TIMEOUT": "5"}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("MEGATRON_FIXES_CACHE", str(tmp_path))
+    with pytest.raises(RefusedError) as caught:
+        fetch("0.16.1", MATRIX)
+    message = "could not download megatron-core 0.16.1: pip could not reach the package index (NewConnectionError: "
+    assert caught.value.message.startswith(message) and caught.value.message.endswith("Connection refused)")
+
+
 def test_an_incomplete_folder_is_not_taken_for_a_release_and_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
