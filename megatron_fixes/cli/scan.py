@@ -235,7 +235,8 @@ def _print(target: Target, rows: Sequence[Row], catalog: Catalog, where: str, li
         output.say(other_patches_sentence(others), "bold yellow")
         output.say(f"next: {renew(where)}")
     else:
-        release = without_local(target.release or "") if catalog.knows(target.release) else like and like.release
+        claimed = without_local(target.release or "")
+        release = claimed if catalog.knows(claimed) else like.release if like else None
         output.say(f"next: {next_step(rows, catalog, release, where)}")
 
 
