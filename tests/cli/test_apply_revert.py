@@ -287,3 +287,17 @@ def test_what_is_required_comes_along_and_is_said(cli: Cli, tree: Path) -> None:
     assert cli("revert", tree).code == 0
     done = cli("apply", tree, "--only", wanted.fix_id, "--json")
     assert (done.json["applied"], done.json["required"]) == (closure, closure[:-1])
+
+
+@pytest.mark.parametrize("only", [(), (LAST.fix_id,), tuple(GATED), (LAST.fix_id, *GATED), (*IDS, *GATED)])
+def test_revert_names_the_command_that_puts_in_what_was_there(
+    cli: Cli, tree: Path, contents: Any, only: tuple[str, ...]
+) -> None:
+    named = ["--only", ",".join(only)] if only else []
+    assert cli("apply", tree, *named).code == 0
+    patched = findings(cli("scan", tree, "--json"))
+    last = cli("revert", tree).out.splitlines()[-1]
+    again = last.removeprefix("to put them in again: megatron-fixes ").split()
+    assert again[:2] == ["apply", str(tree)] and bool(again[2:]) == bool(only)
+    assert cli(*again).code == 0
+    assert findings(cli("scan", tree, "--json")) == patched
