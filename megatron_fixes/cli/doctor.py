@@ -28,7 +28,7 @@ _LABEL = 22
 
 def megatron_core(catalog: Catalog) -> tuple[Package, list[Row], str]:
     """The megatron-core that would be imported, what each fix is to it, and why the overlay would not take it."""
-    from megatron_fixes.cli.scan import for_apply_only
+    from megatron_fixes.cli.scan import for_apply_only, is_yanked
     from megatron_fixes.errors import UsageError
     from megatron_fixes.patching.scan import scan
     from megatron_fixes.patching.target import find_target
@@ -39,18 +39,19 @@ def megatron_core(catalog: Catalog) -> tuple[Package, list[Row], str]:
     except UsageError as error:
         note_tree_here(None)
         return Package("megatron-core", None, None, error.message), [], ""
-    core = Package("megatron-core", target.release or "unknown", str(target.root), target.release_source)
+    note = target.release_source + ("; withdrawn from PyPI (yanked)" if is_yanked(target, catalog) else "")
+    core = Package("megatron-core", target.release or "unknown", str(target.root), note)
     return core, scan(target, catalog), for_apply_only(target, catalog)
 
 
-def overlay_line(facts: Facts) -> str:
-    """Whether a job started now would run with the overlay, and why."""
+def overlay_line(facts: Facts, no_overlay: str) -> str:
+    """Whether a job started now would run with the overlay, and why; ``no_overlay`` as in ``advice``."""
     asked = _asked(facts)
     if not asked:
         return "off: MEGATRON_FIXES is not set; MEGATRON_FIXES=all turns it on"
     if facts.pth_problem:
         return f"NOT in force, though MEGATRON_FIXES={asked}"
-    return f"on: MEGATRON_FIXES={asked}"
+    return f"NOT in force, though MEGATRON_FIXES={asked}: {no_overlay}" if no_overlay else f"on: MEGATRON_FIXES={asked}"
 
 
 def advice(
@@ -119,7 +120,12 @@ def _to_json(
 
 
 def _print(
-    found: Sequence[Package], rows: Sequence[Row], facts: Facts, gated: Collection[str], todo: Sequence[str]
+    found: Sequence[Package],
+    rows: Sequence[Row],
+    facts: Facts,
+    gated: Collection[str],
+    no_overlay: str,
+    todo: Sequence[str],
 ) -> None:
     for package in found:
         text = "none" if package.version is None else f"{package.version}  {package.where}"
@@ -131,7 +137,7 @@ def _print(
         remedy += f" ({GATED})" if row.finding.fix_id in gated else ""
         output.labelled(row.finding.fix_id, f"{row.finding.verdict}{remedy}", _LABEL, wrap=False)
     output.say()
-    output.labelled("overlay", overlay_line(facts), _LABEL, wrap=False)
+    output.labelled("overlay", overlay_line(facts, no_overlay), _LABEL, wrap=False)
     output.labelled(".pth", ", ".join(facts.pth_found) or "none", _LABEL, wrap=False)
     for setting in facts.settings:
         output.labelled(setting["name"], f"{setting['value'] or '-'}  ({setting['source']})", _LABEL, wrap=False)
@@ -162,5 +168,5 @@ def doctor_command(check: bool, as_json: bool) -> int:
     if as_json:
         output.print_json(_to_json(found, rows, facts, gated, todo))
     else:
-        _print(found, rows, facts, gated, todo)
+        _print(found, rows, facts, gated, no_overlay, todo)
     return 1 if check and todo else 0
