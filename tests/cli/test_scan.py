@@ -85,11 +85,12 @@ def test_a_gated_fix_is_shown_as_such_and_the_command_that_names_it_puts_it_in(c
     lines = cli("scan", tree).out.splitlines()
     assert [line.split()[0] for line in lines if "(gated: only by name)" in line] == GATED
     assert {fix["id"] for fix in cli("scan", tree, "--json").json["fixes"] if fix["gated"]} == set(GATED)
-    (command,) = [line for line in lines if line.startswith("next, for what is gated: ")]
-    assert command == f"next, for what is gated: megatron-fixes apply {tree} --only {','.join(GATED)}"
-    assert cli(*command.partition("megatron-fixes ")[2].split()).code == 0
-    out = cli("scan", tree).out
-    assert "next, for what is gated" not in out and out.splitlines()[-1] == f"next: megatron-fixes apply {tree}"
+    command, comment = lines[-2].split("  # ")
+    assert command == f"next: megatron-fixes apply {tree} --only {','.join(GATED)}"
+    assert comment == "gated: only by name"
+    assert cli(*command.removeprefix("next: megatron-fixes ").split()).code == 0
+    lines = cli("scan", tree).out.splitlines()
+    assert [line for line in lines if line.startswith("next: ")] == [f"next: megatron-fixes apply {tree}"]
 
 
 def test_check_is_about_what_apply_puts_in_and_not_about_gated_fixes(cli: Cli, tree: Path) -> None:
