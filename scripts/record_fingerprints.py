@@ -4,13 +4,15 @@
 
 Applies every closed subset of every group of fixes that share files, in series order, to every release of the line, in
 memory, and fingerprints the functions that changed; where one is not defined (a fix, or a release, adds it), that is
-recorded too. So is each statement that a fix adds outside functions. Run after editing a patch or adding a release;
+recorded too. So is each statement that a fix adds outside functions, and the hash of each file as published, with the
+whole series and with all of it that is not gated. Run after editing a patch or adding a release;
 ``--check`` only compares. A fix touches a function if applying it changes the function's fingerprint in any line.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import sys
 from collections import defaultdict
 from typing import TYPE_CHECKING
@@ -58,6 +60,18 @@ def subsets(tree: Path, group: Series) -> Iterator[tuple[tuple[str, ...], Texts]
         yield tuple(patch.fix_id for patch in chosen), texts(files)
 
 
+def whole_files(tree: Path, group: Series, release: str) -> Iterator[tuple[str, str, Place]]:
+    """Path, sha256 and place of the files of a group, with nothing, with all, and with all but gated fixes in them."""
+    paths = {path for patch in group.patches for path in touched_paths(patch.text)}
+    ungated = group.closure([patch.fix_id for patch in group.patches if not patch.gated])
+    for chosen in ((), group.patches, ungated):
+        files = {path: (tree / path).read_bytes() for path in paths}
+        for patch in chosen:
+            files.update(apply_patch(patch.text, files, source=patch.name))
+        place = Place(release, tuple(patch.fix_id for patch in chosen))
+        yield from ((path, hashlib.sha256(content).hexdigest(), place) for path, content in files.items())
+
+
 def touched(name: str, found: Texts, without: Texts) -> bool:
     """Whether a function differs, or a statement outside functions is there only with the fix."""
     if name.split("::")[1].startswith(OUTSIDE):
@@ -73,11 +87,19 @@ def record() -> Known:
     paths = {path for patch in patches for path in touched_paths(patch.text)}
     plain: dict[str, Texts] = {}
     changed: dict[str, list[dict[tuple[str, ...], Texts]]] = {}
+    standing: dict[str, dict[str, Place]] = {path: {} for path in sorted(paths)}
     for release, row in matrix.releases.items():
         print(f"{release} …", file=sys.stderr)
         tree = fetch(release, matrix)
         plain[release] = texts({path: (tree / path).read_bytes() for path in paths if (tree / path).is_file()})
-        changed[release] = [dict(subsets(tree, group)) for group in independent_groups(series[row.line])]
+        groups = independent_groups(series[row.line])
+        changed[release] = [dict(subsets(tree, group)) for group in groups]
+        for path in paths:
+            if (tree / path).is_file():
+                digest = hashlib.sha256((tree / path).read_bytes()).hexdigest()
+                standing[path].setdefault(digest, Place(release, ()))
+        for path, digest, place in (found for group in groups for found in whole_files(tree, group, release)):
+            standing[path].setdefault(digest, place)
 
     touches: dict[str, set[str]] = defaultdict(set)
     for by_set in (by_set for groups in changed.values() for by_set in groups):
@@ -93,10 +115,10 @@ def record() -> Known:
         text = found.get(function) or FunctionPrint(function.split("::")[1], ABSENT, 0, ())
         table[function].setdefault(text.hash, (text, set()))[1].add(place)
 
-    for release, groups in changed.items():
+    for release, by_group in changed.items():
         for function in set().union(*touches.values()):
             enter(function, plain[release], Place(release, ()))
-            for by_set in groups:
+            for by_set in by_group:
                 for ids, found in by_set.items():
                     if present := tuple(i for i in ids if function in touches[i]):
                         enter(function, found, Place(release, present))
@@ -111,6 +133,7 @@ def record() -> Known:
             )
             for function in sorted(table)
         },
+        files={path: dict(sorted(places.items())) for path, places in standing.items()},
     )
 
 

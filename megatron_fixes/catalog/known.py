@@ -8,6 +8,7 @@ so that a function is recognised with any set of our fixes in it. Holds hashes o
 from __future__ import annotations
 
 import difflib
+import hashlib
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -46,16 +47,28 @@ class Known(msgspec.Struct, frozen=True):
         touches: Fix to the functions it changes in any line, as ``path::qualname``, and to the statements that it adds
             outside functions, as ``path::`` + ``OUTSIDE`` + hash.
         functions: ``path::qualname`` to every known text of it.
+        files: Path to the sha256 of contents whose place is known as a whole, so that they need not be parsed: the
+            file as published, and with the whole series in it.
     """
 
     schema: Literal[1]
     patches: dict[str, str]
     touches: dict[str, tuple[str, ...]]
     functions: dict[str, tuple[KnownFunction, ...]]
+    files: dict[str, dict[str, Place]] = {}
 
     def find(self, function: str, hash: str) -> KnownFunction | None:
         """The known text with this hash, or None."""
         return next((known for known in self.functions.get(function, ()) if known.hash == hash), None)
+
+    def place_of(self, path: str, content: bytes) -> Place | None:
+        """Where a whole file is found as it is here, or None."""
+        return self.files.get(path, {}).get(hashlib.sha256(content).hexdigest())
+
+    def hash_at(self, function: str, place: Place) -> str:
+        """The hash of a function in a file that stands at a place; ``ABSENT`` if the file does not define it."""
+        own = Place(place.release, tuple(fix_id for fix_id in place.fixes if function in self.touches[fix_id]))
+        return next((text.hash for text in self.functions[function] if own in text.places), ABSENT)
 
     def releases_of(self, function: str, hash: str) -> set[str]:
         """The releases that have this text of a function, whichever fixes are in it."""

@@ -6,7 +6,8 @@ it requires and the target lacks) in memory: ``patch`` if it fits and the touche
 texts with the fix in them, ``does-not-fit`` if not, ``none`` if there is no patch for that release yet.
 
 The work grows with the touched files and functions, not with the fixes times the files: all patches are tried together
-first, and one by one only if they don't all fit; a text is parsed once, and only touched functions are fingerprinted.
+first, and one by one only if they don't all fit; a text is parsed once, and only touched functions are fingerprinted. A
+file as a release has it, or with the whole series in it, is known by its hash and not parsed at all.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from megatron_fixes.catalog import without_local
-from megatron_fixes.catalog.fingerprint import functions
+from megatron_fixes.catalog.fingerprint import FunctionPrint, functions
+from megatron_fixes.catalog.known import ABSENT
 from megatron_fixes.catalog.likeness import likeness
 from megatron_fixes.catalog.verdict import Finding, Seen, judge
 from megatron_fixes.errors import DoesNotFitError, UsageError
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from megatron_fixes.catalog import Catalog
-    from megatron_fixes.catalog.fingerprint import FunctionPrint
+    from megatron_fixes.catalog.known import Known
     from megatron_fixes.catalog.likeness import Likeness
     from megatron_fixes.catalog.series import PatchFile
     from megatron_fixes.patching.target import Target
@@ -81,8 +83,11 @@ def _lines(content: bytes) -> tuple[str, ...]:
     return tuple(content.decode("utf-8", "replace").splitlines())
 
 
-def look(names: Iterable[str], files: Mapping[str, bytes]) -> dict[str, Seen]:
-    """Fingerprint named functions (``path::qualname``) as they are in some files."""
+def look(names: Iterable[str], files: Mapping[str, bytes], known: Known) -> dict[str, Seen]:
+    """Fingerprint named functions (``path::qualname``) as they are in some files.
+
+    A file that is known byte for byte is not parsed: what its functions are stands in the table.
+    """
     wanted: dict[str, set[str]] = {}
     for name in names:
         wanted.setdefault(name.split("::")[0], set()).add(name)
@@ -93,6 +98,9 @@ def look(names: Iterable[str], files: Mapping[str, bytes]) -> dict[str, Seen]:
         source: tuple[str, ...] = ()
         if path not in files:
             problem = f"{path} not found"
+        elif place := known.place_of(path, files[path]):
+            seen.update((name, _as_recorded(name, known.hash_at(name, place))) for name in inside)
+            continue
         else:
             try:
                 found = _prints(files[path], frozenset(name.split("::")[1] for name in inside))
@@ -104,9 +112,14 @@ def look(names: Iterable[str], files: Mapping[str, bytes]) -> dict[str, Seen]:
     return seen
 
 
+def _as_recorded(name: str, recorded: str) -> Seen:
+    print_ = FunctionPrint(name.split("::")[1], recorded, 0, ())
+    return Seen(() if recorded == ABSENT else (print_,))
+
+
 def looks_like(catalog: Catalog, files: Mapping[str, bytes], claimed: str | None) -> Likeness | None:
     """The release that some files of a target look like, if they look like one."""
-    seen = look(_touched(catalog), files)
+    seen = look(_touched(catalog), files, catalog.known)
     return likeness(catalog.known, catalog.matrix.releases, seen, claimed and without_local(claimed))
 
 
@@ -134,7 +147,7 @@ def verdicts(
     named = list(fixes if only is None else only)
     # All functions of a file are looked at together, so that its text is parsed once whatever is asked first.
     paths = {name.split("::")[0] for fix_id in named for name in catalog.known.touches[fix_id]}
-    seen = look({name for name in _touched(catalog) if name.split("::")[0] in paths}, files)
+    seen = look({name for name in _touched(catalog) if name.split("::")[0] in paths}, files, catalog.known)
     release = claimed and without_local(claimed)
     return {fix_id: judge(fix_id, fixes[fix_id], catalog.known, seen, release, like) for fix_id in named}
 
