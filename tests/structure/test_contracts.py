@@ -25,7 +25,7 @@ else:
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = "Rooms lean downwards only"
 CLI = "The command line imports pure rooms only"
-HEAVY = "Only proofs import megatron, and only proofs and ranks torch"
+HEAVY = "Only proofs import megatron, and only proofs, collectives and ranks torch"
 CYCLES = "Modules of one room form no cycle"
 IN_FUNCTION = "\n\ndef _late() -> None:\n    import {0}\n    del {0}\n"
 

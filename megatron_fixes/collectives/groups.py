@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Destroys process groups in good order: drained, agreed on, children before parents, each once, whatever fails.
+
+Every rank of a group calls for it. Order is that of c10d's own list backwards: groups are made in the same order on all
+ranks that share them, so any two ranks destroy those that they share in the same order; the default group goes last.
+Before a group is destroyed its ranks tell each other through the store that they are ready, within a deadline: a
+gloo group that one rank destroys while a peer is still connecting it ends in an error on the peer.
+
+Not handled: works that were issued without a context; c10d ends them as the back end likes.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from megatron_fixes.collectives.errors import TeardownError
+from megatron_fixes.collectives.operation import sweep
+from megatron_fixes.collectives.registry import GroupRecord, record_of
+from megatron_fixes.errors import MegatronFixesError
+from megatron_fixes.events import Event, emit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+AGREE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Teardown:
+    """What became of a teardown.
+
+    Attributes:
+        destroyed: Names of groups, in the order in which they went.
+        adrift: Dropped collectives that are still under way.
+    """
+
+    destroyed: tuple[str, ...]
+    adrift: int
+
+
+def destroy(group: Any = None, *, agree_s: float = AGREE_S) -> Teardown:
+    """Drain the contexts of a group, agree with its ranks, and destroy it; with the default group, all groups.
+
+    Args:
+        group: A process group; None is the default one, and so all.
+        agree_s: How long to wait for the other ranks, in seconds.
+
+    Raises:
+        GroupDestroyedError: It is gone already.
+        TeardownError: Something went wrong on the way; the group is destroyed all the same.
+    """
+    record = record_of(group)
+    if group is None or record.group() is dist.group.WORLD:
+        return destroy_all(agree_s=agree_s)
+    return _destroy([record], agree_s)
+
+
+def destroy_all(*, agree_s: float = AGREE_S) -> Teardown:
+    """Destroy every process group of this process, the default one last. Nothing happens if there is none.
+
+    Args:
+        agree_s: How long to wait for the other ranks of each group, in seconds.
+
+    Raises:
+        TeardownError: Something went wrong on the way; all groups are destroyed all the same.
+    """
+    if not dist.is_initialized():
+        return Teardown((), sweep())
+    others = [group for group in c10d._world.pg_map if group is not dist.group.WORLD]
+    return _destroy([record_of(group) for group in [*reversed(others), dist.group.WORLD]], agree_s)
+
+
+def _destroy(records: Sequence[GroupRecord], agree_s: float) -> Teardown:
+    errors: dict[str, str] = {}
+    destroyed = []
+    for record in records:
+        said = _drain(record)
+        group = None if record.aborted else record.group()
+        if group is not None:
+            said += _agree(record, agree_s)
+        said += _end(record)
+        destroyed.append(record.name)
+        if said:
+            errors[record.name] = "; ".join(said)
+    if adrift := sweep():
+        emit(
+            Event(
+                "collectives-adrift", f"{adrift} collectives that nobody holds are still under way", {"count": adrift}
+            )
+        )
+    if errors:
+        raise TeardownError(errors)
+    return Teardown(tuple(destroyed), adrift)
+
+
+def _drain(record: GroupRecord) -> list[str]:
+    said = []
+    for context in list(record.contexts):
+        try:
+            context.close()
+        except MegatronFixesError as error:
+            said.append(str(error))
+    return said
+
+
+def _agree(record: GroupRecord, within_s: float) -> list[str]:
+    """Tell the other ranks that this one is ready, and wait for them."""
+    keys = {rank: f"ready/{rank}" for rank in record.ranks}
+    try:
+        record.store.set(keys[record.rank], "1")
+        record.store.wait(list(keys.values()), timedelta(seconds=within_s))
+    except RuntimeError:
+        silent = []
+        with suppress(RuntimeError):
+            silent = [rank for rank, key in keys.items() if not record.store.check([key])]
+        return [f"ranks {silent or 'unknown'} did not come to destroy it within {within_s:g} s"]
+    return []
+
+
+def _end(record: GroupRecord) -> list[str]:
+    group = record.listed()
+    if group is None:
+        return []
+    began = time.monotonic()
+    try:
+        dist.destroy_process_group(group)
+    except (RuntimeError, ValueError, AssertionError) as error:
+        return [f"{type(error).__name__} after {time.monotonic() - began:.1f} s: {error}"]
+    return []

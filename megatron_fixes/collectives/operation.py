@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One asynchronous collective from issue to end, and what keeps its memory when nobody else does.
+
+The tensors of a collective that is under way must not be freed: they are held here until it has ended. A collective
+that is dropped with its context goes to ``_adrift`` with its tensors until the back end says that it is complete.
+
+Not handled: deciding what becomes of it (``context``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from megatron_fixes.collectives.lifecycle import State, move
+from megatron_fixes.collectives.requests import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+
+    from megatron_fixes.collectives.requests import Request
+
+
+class Operation:
+    """A collective that was issued, or a coalesced run of them.
+
+    Attributes:
+        sequence: Its number on the group, counted over all contexts of this process.
+        state: See ``lifecycle``.
+        works: What torch gave back; empty once it has ended.
+    """
+
+    __slots__ = ("_code", "_line", "_requests", "_versions", "sequence", "state", "works")
+
+    def __init__(
+        self, requests: Sequence[Request], works: list[Any], sequence: int, frame: FrameType, *, checked: bool
+    ) -> None:
+        self._requests: Sequence[Request] = requests
+        self.works = works
+        self.sequence = sequence
+        self.state: State = "issued"
+        self._code, self._line = frame.f_code, frame.f_lineno
+        self._versions = versions(requests) if checked else ()
+
+    @property
+    def place(self) -> str:
+        """Where it was issued, as ``path:line``."""
+        return f"{self._code.co_filename}:{self._line}"
+
+    @property
+    def modified(self) -> bool:
+        """In checked mode, whether a tensor of it was written to since it was issued."""
+        return bool(self._versions) and self._versions != versions(self._requests)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the back end may still read or write its tensors."""
+        return not all(work.is_completed() for work in self.works)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether its tensors are on a CUDA device."""
+        return bool(self._requests[0].tensors[0].is_cuda)
+
+    def to(self, state: State) -> None:
+        """Move to a state; at an end, let go of tensors and works unless they may be in use."""
+        self.state = move(self.state, state)
+        if state in ("done", "failed"):
+            self._release()
+        elif state in ("aborted", "dropped"):
+            if self.under_way:
+                _adrift.append((self._requests, self.works))
+            self._release()
+
+    def _release(self) -> None:
+        self.works, self._requests = [], ()
+
+    def __str__(self) -> str:
+        return f"collective {self.sequence} ({describe(self._requests) if self._requests else self.state})"
+
+
+def versions(requests: Sequence[Request]) -> tuple[int, ...]:
+    """How often each tensor was written to; tensors of inference mode do not count."""
+    return tuple(-1 if t.is_inference() else t._version for request in requests for t in request.tensors)
+
+
+_adrift: list[tuple[Sequence[Request], list[Any]]] = []
+
+
+def sweep() -> int:
+    """Let go of dropped collectives that have become complete.
+
+    Returns:
+        How many are still under way.
+    """
+    if _adrift:
+        _adrift[:] = [held for held in _adrift if not all(work.is_completed() for work in held[1])]
+    return len(_adrift)

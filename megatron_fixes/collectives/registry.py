@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of each process group: whether it lives, which contexts use it, how many collectives it has seen.
+
+A group is held weakly, so that nothing here keeps a destroyed group (and its threads) alive or ends it from a
+destructor. It lives while c10d lists it, it was not aborted through us, and this process is the one that made it: a
+fork inherits the handles of communicators that belong to its parent.
+
+Not handled: a group whose back end was shut down behind c10d's back; using it fails as the back end likes.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from megatron_fixes.collectives.errors import GroupDestroyedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from megatron_fixes.collectives.context import AllReduceContext
+
+_forks = 0
+
+
+def _forked() -> None:
+    global _forks  # noqa: PLW0603: the one fact that a fork changes
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def forked_since(forks: int) -> bool:
+    """Whether this process is a fork of the one that counted ``forks``."""
+    return forks != _forks
+
+
+class GroupRecord:
+    """One process group, as long as anybody asks for it.
+
+    Attributes:
+        name: c10d's name of it.
+        ranks: Global ranks, in the order of the group's own ranks.
+        rank: Global rank of this process.
+        count: Collectives issued on it through contexts; the next one's sequence number.
+        compared: Comparisons in checked mode.
+        contexts: Those that use it, unless collected.
+        aborted: It was aborted through us.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_ref",
+        "aborted",
+        "compared",
+        "contexts",
+        "count",
+        "forks",
+        "name",
+        "rank",
+        "ranks",
+        "store",
+    )
+
+    def __init__(self, group: Any) -> None:
+        self._ref = weakref.ref(group)
+        self.name: str = group.group_name
+        self.ranks: tuple[int, ...] = tuple(dist.get_process_group_ranks(group))
+        self.rank: int = dist.get_rank()
+        self.count = self.compared = 0
+        self.contexts: weakref.WeakSet[AllReduceContext] = weakref.WeakSet()
+        self.aborted = False
+        self.forks = _forks
+        # Lives on after the group, so that a teardown can still be agreed on.
+        self.store: Any = dist.PrefixStore("megatron_fixes/collectives", c10d._world.pg_map[group][1])
+
+    def group(self) -> Any:
+        """The process group, or None if it is gone."""
+        return None if self.aborted else self.listed()
+
+    def listed(self) -> Any:
+        """The process group if c10d lists it, though it may have been aborted; else None."""
+        if self.forks != _forks:
+            return None
+        group = self._ref()
+        return group if group is not None and group in c10d._world.pg_map else None
+
+    def require(self, purpose: str) -> Any:
+        """The process group.
+
+        Raises:
+            GroupDestroyedError: It is gone; the message says how.
+        """
+        if (group := self.group()) is not None:
+            return group
+        if self.forks != _forks:
+            how, hint = "it belongs to the process that this one was forked from", "Make groups after the fork."
+        elif self.aborted:
+            how, hint = "it was aborted, since a collective on it got stuck", "Make the group anew on all its ranks."
+        else:
+            how, hint = "it was destroyed", "Close what uses a group before it is destroyed, or make it anew."
+        raise GroupDestroyedError(
+            f"got process group {self.name} of ranks {list(self.ranks)} for {purpose}, but {how}",
+            context=f"rank {self.rank}",
+            hint=hint,
+        )
+
+    def abort(self) -> None:
+        """Give the group up: what is under way on it ends with an error, on this rank at once. Never raises."""
+        group, self.aborted = self.group(), True
+        if group is not None:
+            try:
+                group.abort()
+            except RuntimeError:
+                # A back end without abort: what is under way ends at the group's own timeout.
+                return
+
+
+_records: weakref.WeakKeyDictionary[Any, GroupRecord] = weakref.WeakKeyDictionary()
+
+
+def record_of(group: Any = None) -> GroupRecord:
+    """The record of a process group; of the default group if None.
+
+    Raises:
+        GroupDestroyedError: There is no default group, or c10d does not list this one.
+    """
+    if group is None:
+        if not dist.is_initialized():
+            raise GroupDestroyedError(
+                "got no process group, and there is no default one", hint="Call init_process_group first."
+            )
+        group = dist.group.WORLD
+    record = _records.get(group)
+    if record is not None and record.forks == _forks:
+        record.require("a context")
+        return record
+    if group not in c10d._world.pg_map:
+        raise GroupDestroyedError(
+            f"got process group {getattr(group, 'group_name', group)!r}, but it was destroyed or this rank is not in it",
+            hint="Make the group anew, on all its ranks.",
+        )
+    record = _records[group] = GroupRecord(group)
+    return record
+
+
+def records() -> Iterator[GroupRecord]:
+    """The records of all groups that contexts have used and that are still there."""
+    yield from list(_records.values())

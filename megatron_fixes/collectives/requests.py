@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked of a group: one collective, or a coalesced run of one kind, described before anything is issued.
+
+Shapes: ``all_reduce`` takes one tensor of any shape, read and written. ``reduce_scatter`` reads ``[n × world, …]`` and
+writes ``[n, …]``; ``all_gather`` reads ``[n, …]`` and writes ``[n × world, …]``; contiguous, all on one device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from megatron_fixes.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+
+@dataclass(frozen=True)
+class Request:
+    """One collective.
+
+    Attributes:
+        kind: ``all_reduce``, ``reduce_scatter`` or ``all_gather``.
+        tensors: All that it reads or writes, what it writes first.
+        op: Of ``torch.distributed.ReduceOp``; None for ``all_gather``.
+    """
+
+    __slots__ = ("kind", "op", "tensors")
+
+    kind: str
+    tensors: tuple[torch.Tensor, ...]
+    op: Any
+
+    def issue(self, group: Any) -> Any:
+        """Issue it; a ``Work``, or None inside a coalescing manager."""
+        if self.kind == "all_reduce":
+            return dist.all_reduce(self.tensors[0], self.op, group=group, async_op=True)
+        if self.kind == "reduce_scatter":
+            return dist.reduce_scatter_tensor(*self.tensors, op=self.op, group=group, async_op=True)
+        return dist.all_gather_into_tensor(*self.tensors, group=group, async_op=True)
+
+    def __str__(self) -> str:
+        op = f" {self.op}".lower().replace("redopt.", "").replace("redoptype.", "") if self.op is not None else ""
+        sizes = " <- ".join(
+            f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in self.tensors
+        )
+        return f"{self.kind}{op} {sizes}"
+
+
+def describe(requests: Sequence[Request]) -> str:
+    """The requests of one operation in one line; equal lines belong together on all ranks."""
+    first, *more = map(str, requests)
+    return f"coalesced [{'; '.join([first, *more])}]" if more else first
+
+
+def issue(requests: Sequence[Request], group: Any) -> list[Any]:
+    """Issue requests, several as one coalesced run; the works to wait for.
+
+    Raises:
+        UsageError: The requests of a run are not of one kind; nothing was issued.
+    """
+    if len(requests) == 1:
+        return [requests[0].issue(group)]
+    if len({(request.kind, str(request.op)) for request in requests}) > 1:
+        raise UsageError(
+            f"got a run of {describe(requests)}, expected collectives of one kind and one operation",
+            hint="Use one run for each kind.",
+        )
+    with c10d._coalescing_manager(group, async_ops=True) as manager:
+        for request in requests:
+            request.issue(group)
+    return list(manager.works)

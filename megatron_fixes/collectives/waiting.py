@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waits for works, with or without a deadline, without a hot loop.
+
+Order: without a deadline, ``Work.wait``: on the CPU the host blocks until the work is complete; on CUDA the current
+stream is ordered after it and the host goes on. With a deadline the host blocks on both, since only so it can tell: on
+CUDA by asking at growing intervals, and then the current stream is ordered after the work.
+Source: ``Work.wait`` of torch.distributed; NCCL's takes a timeout only in blocking-wait mode.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SHORTEST_SLEEP_S = 20e-6
+LONGEST_SLEEP_S = 2e-3
+
+
+class DeadlinePassed(Exception):  # noqa: N818: never leaves this room
+    """A work was not complete in time."""
+
+
+def wait_for(works: Iterable[Any], deadline: float | None, *, on_device: bool) -> None:
+    """Wait for works, in order.
+
+    Args:
+        works: ``torch.distributed.Work``.
+        deadline: On the clock of ``time.monotonic``; None waits as torch does.
+        on_device: They are works of CUDA tensors.
+
+    Raises:
+        DeadlinePassed: At the deadline; the works are still under way.
+        RuntimeError: A work has failed, as the back end says it.
+    """
+    for work in works:
+        if deadline is None:
+            work.wait()
+        elif on_device:
+            _poll(work, deadline)
+            work.wait()
+        else:
+            left = deadline - time.monotonic()
+            if left <= 0 and not work.is_completed():
+                raise DeadlinePassed
+            try:
+                # gloo takes a timeout of zero for none.
+                work.wait(timedelta(seconds=max(left, 1e-3)))
+            except RuntimeError:
+                # A work that failed is complete; one whose wait timed out is not.
+                if not work.is_completed():
+                    raise DeadlinePassed from None
+                raise
+
+
+def _poll(work: Any, deadline: float) -> None:
+    pause = SHORTEST_SLEEP_S
+    while not work.is_completed():
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise DeadlinePassed
+        time.sleep(min(pause, left))
+        pause = min(1.5 * pause, LONGEST_SLEEP_S)

@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AllReduceContext on real gloo groups: right results, clear errors, and nothing left behind whatever happens.
+
+Needs torch (CPU). What bare torch does in the same drills: ``benchmarks/drills.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from megatron_fixes import events
+from megatron_fixes.collectives import (
+    AllReduceContext,
+    ClosedContextError,
+    CollectiveFailedError,
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    GroupDestroyedError,
+    TensorModifiedError,
+)
+from megatron_fixes.collectives.operation import sweep
+from megatron_fixes.errors import UsageError
+
+from .world import Ended, run
+
+
+def ones(count: int = 4) -> torch.Tensor:
+    return torch.ones(count)
+
+
+def said(error: type[Exception], call: Any) -> str:
+    """Call; the message of the error that must come."""
+    try:
+        call()
+    except error as caught:
+        return str(caught)
+    raise AssertionError(f"no {error.__name__}")
+
+
+def results(ended: list[Ended]) -> list[Any]:
+    assert [rank.code for rank in ended] == [0] * len(ended), [rank.log[-2000:] for rank in ended]
+    return [rank.result for rank in ended]
+
+
+def test_every_kind_of_collective_gives_what_torch_gives(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        with AllReduceContext() as context:
+            reduced, part, gathered = ones() * (rank + 1), torch.empty(2), torch.empty(4)
+            first, second = ones(), ones() * 10
+            context.all_reduce(reduced, dist.ReduceOp.MAX)
+            context.reduce_scatter(part, torch.arange(4.0))
+            context.all_gather(gathered, torch.full((2,), float(rank)))
+            with context.coalesced() as run_:
+                run_.all_reduce(first)
+                run_.all_reduce(second)
+            assert len(context.outstanding) == 4
+        assert not context.outstanding and context.closed
+        return [tensor.tolist() for tensor in (reduced, part, gathered, first, second)]
+
+    expected = [[2.0] * 4, [0.0, 2.0], [0.0, 0.0, 1.0, 1.0], [2.0] * 4, [20.0] * 4]
+    assert results(run(body, 2, tmp_path)) == [expected, [expected[0], [4.0, 6.0], *expected[2:]]]
+
+
+def test_an_exception_in_a_run_issues_nothing_and_the_next_collective_is_right(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        context = AllReduceContext()
+        try:
+            with context.coalesced() as run_:
+                run_.all_reduce(ones())
+                raise KeyError(rank)
+        except KeyError:
+            pass
+        assert not context.outstanding
+        tensor = ones()
+        context.all_reduce(tensor).wait()
+        context.close()
+        return tensor.tolist()
+
+    assert results(run(body, 2, tmp_path)) == [[2.0] * 4] * 2
+
+
+def test_a_run_of_several_kinds_is_refused_before_anything_is_issued(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        def mixed() -> None:
+            with context.coalesced() as run_:
+                run_.all_reduce(ones())
+                run_.all_gather(torch.empty(4), torch.empty(2))
+
+        context = AllReduceContext()
+        text = said(UsageError, mixed)
+        with context:
+            tensor = ones()
+            context.all_reduce(tensor)
+        return [text, tensor.tolist()]
+
+    for text, tensor in results(run(body, 2, tmp_path)):
+        assert "expected collectives of one kind" in text
+        assert tensor == [2.0] * 4
+
+
+def test_a_step_that_raises_between_issue_and_wait_leaves_the_next_one_clean(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        for _ in range(3):
+            try:
+                with AllReduceContext(deadline_s=5.0) as context:
+                    context.all_reduce(ones())
+                    context.all_reduce(ones())
+                    raise KeyError(rank)
+            except KeyError:
+                assert not context.outstanding
+        with AllReduceContext(deadline_s=5.0) as context:
+            tensor = ones()
+            context.all_reduce(tensor)
+        return tensor.tolist()
+
+    assert results(run(body, 2, tmp_path)) == [[2.0] * 4] * 2
+
+
+def test_a_deadline_names_the_collective_and_the_rank_that_did_not_come(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        group = dist.new_group([0, 1, 2])
+        if rank == 2:
+            time.sleep(4)
+            return None
+        began = time.monotonic()
+        context = AllReduceContext(group, deadline_s=0.5)
+        operation = context.all_reduce(torch.ones(3, 5))
+        try:
+            operation.wait()
+        except CollectiveTimeoutError as error:
+            took = time.monotonic() - began
+            assert operation.state == "issued" and context.outstanding == (operation.operation,)
+            return [str(error), list(error.missing or ()), took]
+        raise AssertionError("no error")
+
+    *waiting, _ = run(body, 3, tmp_path)
+    for rank in waiting:
+        assert rank.result, rank.log
+        text, missing, took = rank.result
+        assert missing == [2]
+        assert "all_reduce sum float32[3, 5]" in text and "ranks [0, 1, 2] within 0.5 s" in text
+        assert "test_context.py:" in text
+        assert took < 3
+
+
+def test_close_aborts_what_is_stuck_and_says_so_once(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        group = dist.new_group([0, 1])
+        if rank == 1:
+            time.sleep(3)
+            return None
+        context = AllReduceContext(group, deadline_s=0.3)
+        context.all_reduce(ones())
+        late = said(CollectiveTimeoutError, context.close)
+        context.close()
+        gone = said(GroupDestroyedError, lambda: AllReduceContext(group).all_reduce(ones()))
+        return [late, gone, said(ClosedContextError, lambda: context.all_reduce(ones()))]
+
+    stuck, _ = run(body, 2, tmp_path)
+    assert stuck.result, stuck.log
+    late, gone, closed = stuck.result
+    assert "not known to have issued it: ranks [1]" in late
+    assert "it was aborted" in gone
+    assert "is closed" in closed
+
+
+def test_a_destroyed_group_is_an_error_at_the_call_and_at_the_wait(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        group = dist.new_group([0, 1])
+        context = AllReduceContext(group, deadline_s=5.0)
+        if rank == 0:
+            context.all_reduce(ones())
+        dist.destroy_process_group(group)
+        began = time.monotonic()
+        at_wait = said(GroupDestroyedError, context.wait) if rank == 0 else ""
+        texts = [
+            said(GroupDestroyedError, lambda: context.all_reduce(ones())),
+            said(GroupDestroyedError, lambda: AllReduceContext(group)),
+            at_wait,
+        ]
+        context.close()
+        assert time.monotonic() - began < 1
+        dist.barrier()
+        return texts
+
+    for at_call, at_making, at_wait in results(run(body, 2, tmp_path)):
+        assert "it was destroyed" in at_call and "was destroyed" in at_making
+        assert not at_wait or "waiting for collective 0" in at_wait
+
+
+def test_the_destructor_says_what_was_dropped_and_where_and_keeps_its_memory(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        heard: list[events.Event] = []
+        events.subscribe(heard.append)
+        group = dist.new_group([0, 1])
+        if rank == 0:
+            context: Any = AllReduceContext(group)
+            context.all_reduce(ones())
+            del context
+            adrift = [sweep()]
+        dist.barrier()
+        if rank == 1:
+            with AllReduceContext(group) as context:
+                context.all_reduce(ones())
+            return None
+        end = time.monotonic() + 5
+        while sweep() and time.monotonic() < end:
+            time.sleep(0.01)
+        return [*adrift, sweep(), [(event.name, event.fields["place"]) for event in heard]]
+
+    (before, after, heard), _ = results(run(body, 2, tmp_path))
+    assert (before, after) == (1, 0)
+    ((name, place),) = heard
+    assert name == "collective-dropped" and "test_context.py:" in place
+
+
+def test_the_destructor_is_harmless_when_the_group_is_gone(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        group = dist.new_group([0, 1])
+        context: Any = AllReduceContext(group)
+        if rank == 0:
+            context.all_reduce(ones())
+        dist.destroy_process_group(group)
+        del group, context
+        dist.barrier()
+        return True
+
+    assert results(run(body, 2, tmp_path)) == [True, True]
+
+
+def test_a_killed_rank_is_an_error_that_names_the_collective(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        context = AllReduceContext(deadline_s=5.0)
+        context.all_reduce(ones())
+        context.wait()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        context.all_reduce(ones())
+        text = said(CollectiveFailedError, context.wait)
+        assert not context.outstanding
+        context.close()
+        return text
+
+    survivor, killed = run(body, 2, tmp_path)
+    assert killed.code == -signal.SIGKILL
+    assert "collective 1 (all_reduce sum float32[4])" in survivor.result
+    assert survivor.seconds < 8
+
+
+def test_a_stopped_rank_is_named_at_the_deadline(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        context = AllReduceContext(deadline_s=0.5)
+        context.all_reduce(ones())
+        context.wait()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        context.all_reduce(ones())
+        try:
+            context.wait()
+        except CollectiveTimeoutError as error:
+            return list(error.missing or ())
+        raise AssertionError("no error")
+
+    survivor, _ = run(body, 2, tmp_path, within_s=6.0)
+    assert survivor.result == [1]
+    assert survivor.seconds < 4
+
+
+def test_checked_ranks_that_differ_raise_on_both_sides_and_issue_nothing(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        context = AllReduceContext(checked=True)
+        text = said(CollectiveMismatchError, lambda: context.all_reduce(ones(4 - rank)))
+        other = said(
+            CollectiveMismatchError,
+            lambda: context.all_reduce(ones()) if rank else context.all_gather(torch.empty(4), torch.empty(2)),
+        )
+        assert not context.outstanding
+        return [text, other]
+
+    for sizes, kinds in results(run(body, 2, tmp_path)):
+        assert "ranks [0]: all_reduce sum float32[4]" in sizes and "ranks [1]: all_reduce sum float32[3]" in sizes
+        assert "all_gather float32[4] <- float32[2]" in kinds
+
+
+def test_checked_ranks_that_agree_get_their_result_again_and_again(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        values = []
+        with AllReduceContext(checked=True) as context:
+            for step in range(20):
+                tensor = ones() * step
+                context.all_reduce(tensor).wait()
+                values.append(tensor[0].item())
+        return values
+
+    assert results(run(body, 2, tmp_path)) == [[2.0 * step for step in range(20)]] * 2
+
+
+def test_checked_mode_finds_a_write_before_the_wait(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        context = AllReduceContext(checked=True)
+        tensor, untouched = ones(), ones()
+        context.all_reduce(tensor)
+        tensor[:2].add_(1)
+        context.all_reduce(untouched)
+        text = said(TensorModifiedError, context.wait)
+        context.wait()
+        untouched.add_(1)
+        context.close()
+        return text
+
+    for text in results(run(body, 2, tmp_path)):
+        assert "test_context.py:" in text and "all_reduce" in text
+
+
+def test_a_fork_can_not_use_the_groups_of_its_parent_and_does_not_disturb_them(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        context = AllReduceContext(deadline_s=10.0)
+        context.all_reduce(ones())
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            text = said(GroupDestroyedError, lambda: context.all_reduce(ones()))
+            del context
+            os.write(write, text.encode())
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        text = os.read(read, 1000).decode()
+        context.wait()
+        tensor = ones()
+        context.all_reduce(tensor)
+        context.close()
+        return [code, text, tensor.tolist()]
+
+    for code, text, tensor in results(run(body, 2, tmp_path)):
+        assert code == 0 and "the process that this one was forked from" in text
+        assert tensor == [2.0] * 4
+
+
+def test_no_thread_is_left(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        before = threading.active_count()
+        for _ in range(10):
+            with AllReduceContext(deadline_s=5.0) as context:
+                context.all_reduce(ones())
+        return threading.active_count() - before
+
+    assert results(run(body, 2, tmp_path)) == [0, 0]
+
+
+@pytest.mark.parametrize("deadline_s", [0, -1.0])
+def test_a_deadline_that_is_none_is_refused(deadline_s: float) -> None:
+    with pytest.raises(UsageError, match="expected more than 0 seconds"):
+        AllReduceContext(deadline_s=deadline_s)
+
+
+def test_without_a_process_group_the_error_says_what_to_call() -> None:
+    with pytest.raises(GroupDestroyedError, match="init_process_group"):
+        AllReduceContext()
