@@ -7,7 +7,7 @@ Rules:
 * Tensors of collectives under way are kept alive, whatever becomes of the context.
 * Leaving the block by an exception drains what is under way within a deadline, or else aborts the group, so that the
   next step starts clean or is told at once that it can't.
-* The destructor touches no process group: what it finds under way it reports as an event, with the place that issued it.
+* The destructor touches no process group: what it finds under way it tells as an event, with the place of issue.
 
 Order: collectives wait for the stream that is current at the call (and run behind ``stream`` if one is given); after
 ``wait`` the then current stream is ordered after them. The host blocks in ``wait`` on the CPU, and on CUDA only if
@@ -240,9 +240,7 @@ class AllReduceContext:
             return
         for operation in self._operations:
             fields = {"group": self._record.name, "place": operation.place, "sequence": operation.sequence}
-            message = (
-                f"{operation} of process group {self._record.name}, issued at {operation.place}, was never waited for"
-            )
+            message = f"{operation} of group {self._record.name}, issued at {operation.place}, was never waited for"
             operation.to("dropped")
             emit(Event("collective-dropped", message, fields))
         self._operations.clear()
@@ -250,7 +248,7 @@ class AllReduceContext:
     def _require(self) -> Any:
         if self._closed:
             raise ClosedContextError(
-                f"got a collective for a context of process group {self._record.name} that is closed, expected an open one",
+                f"got a collective for a closed context of process group {self._record.name}, expected an open one",
                 hint="Make a context for each step, or close it after the last.",
             )
         return self._record.require("a collective")
@@ -316,8 +314,8 @@ class AllReduceContext:
         missing = missing_ranks(record, operation.sequence)
         who = "the store can't tell" if missing is None else f"ranks {list(missing)}" if missing else "none"
         return CollectiveTimeoutError(
-            f"got no end of {operation} on process group {record.name} of ranks {list(record.ranks)} within {within_s:g} s; "
-            f"not known to have issued it: {who}",
+            f"got no end of {operation} on process group {record.name} of ranks {list(record.ranks)} within "
+            f"{within_s:g} s; not known to have issued it: {who}",
             missing=missing,
             context=f"rank {record.rank}, {operation.place}",
             hint="Look at where the missing ranks are; close() drains it or aborts the group.",

@@ -24,7 +24,7 @@ class CollectiveMismatchError(RefusedError):
 
 
 class TensorModifiedError(RefusedError):
-    """A tensor was written to while a collective was using it; the collective has completed, its result is not to be used."""
+    """A tensor was written to while a collective used it; that has completed, and its result is not to be used."""
 
 
 class CollectiveFailedError(MegatronFixesError):

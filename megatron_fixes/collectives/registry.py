@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
@@ -22,13 +22,11 @@ from megatron_fixes.collectives.errors import GroupDestroyedError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from megatron_fixes.collectives.context import AllReduceContext
-
 _forks = 0
 
 
 def _forked() -> None:
-    global _forks  # noqa: PLW0603: the one fact that a fork changes
+    global _forks  # noqa: PLW0603 - the one fact that a fork changes
     _forks += 1
 
 
@@ -38,6 +36,13 @@ os.register_at_fork(after_in_child=_forked)
 def forked_since(forks: int) -> bool:
     """Whether this process is a fork of the one that counted ``forks``."""
     return forks != _forks
+
+
+class Owner(Protocol):
+    """What uses a group and can be told to let go of it: a context."""
+
+    def close(self) -> None:
+        """Drain what is under way."""
 
 
 class GroupRecord:
@@ -73,7 +78,7 @@ class GroupRecord:
         self.ranks: tuple[int, ...] = tuple(dist.get_process_group_ranks(group))
         self.rank: int = dist.get_rank()
         self.count = self.compared = 0
-        self.contexts: weakref.WeakSet[AllReduceContext] = weakref.WeakSet()
+        self.contexts: weakref.WeakSet[Owner] = weakref.WeakSet()
         self.aborted = False
         self.forks = _forks
         # Lives on after the group, so that a teardown can still be agreed on.
@@ -142,7 +147,7 @@ def record_of(group: Any = None) -> GroupRecord:
         return record
     if group not in c10d._world.pg_map:
         raise GroupDestroyedError(
-            f"got process group {getattr(group, 'group_name', group)!r}, but it was destroyed or this rank is not in it",
+            f"got process group {getattr(group, 'group_name', group)!r}, but it is gone or this rank is not in it",
             hint="Make the group anew, on all its ranks.",
         )
     record = _records[group] = GroupRecord(group)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checked mode: ranks tell each other through the store what they are about to issue, before they issue it.
 
-NCCL does not compare sizes: two ranks that summed 2^20 and 2^19 floats got no error and wrong numbers. Here the ranks of
-a group compare operation, dtypes, shapes and order (the sequence number), and all of them raise, each naming both
+NCCL does not compare sizes: two ranks that summed 2^20 and 2^19 floats got no error and wrong numbers. Here the ranks
+of a group compare operation, dtypes, shapes and order (the sequence number), and all of them raise, each naming both
 sides. Costs each rank one write and one read of all ranks' lines a collective, on the host, before it is issued.
 
 Not handled: a rank that uses the group without a context; it looks as if it did not come.

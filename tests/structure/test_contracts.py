@@ -138,7 +138,7 @@ class Refuse:
 sys.meta_path.insert(0, Refuse())
 import megatron_fixes
 for found in pkgutil.walk_packages(megatron_fixes.__path__, "megatron_fixes.", onerror=lambda name: None):
-    if not found.name.startswith(("megatron_fixes.proofs", "megatron_fixes.ranks", "megatron_fixes.__main__")):
+    if found.name.split(".")[1] not in ("proofs", "collectives", "ranks", "__main__"):
         importlib.import_module(found.name)
         print(found.name)
 """

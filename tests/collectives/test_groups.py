@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Process groups are destroyed in one order on all ranks, drained first, each once, and errors do not stop it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from megatron_fixes.collectives import AllReduceContext, GroupDestroyedError, TeardownError, groups
+
+from .test_context import ones, results, said
+from .world import run
+
+
+def test_destroy_drains_what_is_under_way_and_then_destroys(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        group = dist.new_group([0, 1])
+        context = AllReduceContext(group, deadline_s=10.0)
+        tensor = ones()
+        handle = context.all_reduce(tensor)
+        teardown = groups.destroy(group)
+        gone = said(GroupDestroyedError, lambda: groups.destroy(group))
+        return [handle.state, tensor.tolist(), len(teardown.destroyed), group in c10d._world.pg_map, gone]
+
+    for state, tensor, count, listed, gone in results(run(body, 2, tmp_path)):
+        assert (state, tensor, count, listed) == ("done", [2.0] * 4, 1, False)
+        assert "destroyed" in gone
+
+
+def test_all_groups_go_children_first_and_the_default_one_last(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        made = [dist.group.WORLD.group_name]
+        for ranks in ([0, 1, 2, 3], [0, 1], [2, 3], [0, 2], [1, 3]):
+            group = dist.new_group(ranks)
+            if rank in ranks:
+                made.append(group.group_name)
+                with AllReduceContext(group) as context:
+                    context.all_reduce(ones())
+        teardown = groups.destroy_all()
+        assert not dist.is_initialized() and groups.destroy_all().destroyed == ()
+        return [made, list(teardown.destroyed)]
+
+    for made, destroyed in results(run(body, 4, tmp_path)):
+        assert destroyed == made[::-1]
+
+
+def test_a_rank_that_comes_late_is_waited_for(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        group = dist.new_group([0, 1])
+        if rank == 1:
+            time.sleep(0.5)
+        began = time.monotonic()
+        groups.destroy(group)
+        return time.monotonic() - began
+
+    first, _ = results(run(body, 2, tmp_path))
+    assert first > 0.3
+
+
+def test_a_rank_that_never_comes_is_named_and_everything_is_destroyed_all_the_same(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        first, second = dist.new_group([0, 1]), dist.new_group([0, 1])
+        if rank == 1:
+            time.sleep(3)
+            return None
+        try:
+            groups.destroy_all(agree_s=0.3)
+        except TeardownError as error:
+            return [error.errors, dist.is_initialized(), [first.group_name, second.group_name]]
+        raise AssertionError("no error")
+
+    (errors, initialized, names), _ = results(run(body, 2, tmp_path))
+    assert not initialized
+    assert set(names) < set(errors)
+    assert all("ranks [1] did not come to destroy it within 0.3 s" in text for text in errors.values())
+
+
+def test_a_stuck_collective_is_aborted_and_told_and_does_not_stop_the_teardown(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        stuck, fine = dist.new_group([0, 1]), dist.new_group([0, 1])
+        context = AllReduceContext(stuck, deadline_s=0.3)
+        if rank == 0:
+            context.all_reduce(torch.ones(7))
+        with AllReduceContext(fine) as other:
+            other.all_reduce(ones())
+        try:
+            groups.destroy_all(agree_s=5.0)
+        except TeardownError as error:
+            return [error.errors, stuck.group_name, dist.is_initialized()]
+        return [{}, stuck.group_name, dist.is_initialized()]
+
+    (errors, name, initialized), (_, _, peer_initialized) = results(run(body, 2, tmp_path))
+    assert not initialized and not peer_initialized
+    assert "all_reduce sum float32[7]" in errors[name]
