@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from megatron_fixes import config, overlay
 from megatron_fixes.proofs.proof import overall
 from megatron_fixes.proofs.ranks import GRACE_S, ForkedRank, SpawnedRank, cuda_starts_in_a_fork, wait
+from megatron_fixes.proofs.rendezvous import join_store, keep_store
 
 if TYPE_CHECKING:
     from megatron_fixes.catalog.expectation import Outcome
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from megatron_fixes.proofs.ranks import Rank
 
 BRIEFLY = "--briefly"
-LOOPBACK = "127.0.0.1"
 
 
 def prepare(tree: Path, backend: Backend) -> None:
@@ -72,28 +72,6 @@ def load(fix_id: str, tree: Path) -> Proof:
     return proof
 
 
-def _keep_store(folder: Path) -> None:
-    """Keep the store in which the ranks meet, until killed.
-
-    In a process of its own: its thread must not be there when ranks are forked, and a rank may end before its peers.
-    A file would do, but ranks poll it: then making a process group takes five times as long.
-    """
-    import torch.distributed as dist
-
-    store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
-    (folder / "port.part").write_text(str(store.port))
-    os.replace(folder / "port.part", folder / "port")
-    signal.pause()
-
-
-def _store(folder: Path) -> Any:
-    import torch.distributed as dist
-
-    while not (port := folder / "port").exists():
-        time.sleep(0.001)
-    return dist.TCPStore(LOOPBACK, int(port.read_text()), is_master=False)
-
-
 def run_rank(case: Case, rank: int, folder: Path) -> None:
     """Run one rank of a case in this process and write its evidence into ``folder``."""
     import torch
@@ -106,7 +84,7 @@ def run_rank(case: Case, rank: int, folder: Path) -> None:
     try:
         dist.init_process_group(
             case.backend,
-            store=_store(folder),
+            store=join_store(folder),
             rank=rank,
             world_size=case.world_size,
             # After the case's deadline, so that a hang is always told by that.
@@ -154,7 +132,7 @@ def run_case(case: Case, fix_id: str, tree: Path) -> dict[str, Any]:
     ranks: dict[int, Rank] = {}
     keeper: Rank | None = None
     try:
-        keeper = ForkedRank(lambda: _keep_store(folder), folder / "store.log")
+        keeper = ForkedRank(lambda: keep_store(folder), folder / "store.log")
         for rank in range(case.world_size):
             ranks[rank] = _start(case, fix_id, tree, rank, folder)
         codes = wait(ranks, started + case.timeout_s)

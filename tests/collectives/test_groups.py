@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from megatron_fixes.collectives import AllReduceContext, GroupDestroyedError, TeardownError, groups
+from megatron_fixes.proofs.world import run
 
 from .test_context import ones, results, said
-from .world import run
 
 
 def test_destroy_drains_what_is_under_way_and_then_destroys(tmp_path: Path) -> None:
