@@ -18,6 +18,7 @@ Not handled: use by several threads at once, and collectives that others issue o
 
 from __future__ import annotations
 
+import atexit
 import sys
 import time
 from contextlib import contextmanager, nullcontext
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 
 # How long close() waits for what is under way if the context has no deadline of its own.
 DRAIN_S = 30.0
+# The same at the exit of the interpreter, where bare gloo blocks until the group's own timeout.
+EXIT_S = 5.0
 
 
 class Run:
@@ -199,12 +202,15 @@ class AllReduceContext:
             CollectiveTimeoutError: Something was stuck; the group was aborted and must be made anew.
             CollectiveFailedError: The back end had ended one with an error.
         """
+        self._close(self._deadline_s or DRAIN_S)
+
+    def _close(self, within_s: float) -> None:
         if self._closed:
             return
         self._closed = True
         self._record.contexts.discard(self)
         first: MegatronFixesError | None = None
-        end = time.monotonic() + (self._deadline_s or DRAIN_S)
+        end = time.monotonic() + within_s
         for operation in tuple(self._operations):
             try:
                 self._wait((operation,), max(end - time.monotonic(), 0.001))
@@ -315,7 +321,7 @@ class AllReduceContext:
         who = "the store can't tell" if missing is None else f"ranks {list(missing)}" if missing else "none"
         return CollectiveTimeoutError(
             f"got no end of {operation} on process group {record.name} of ranks {list(record.ranks)} within "
-            f"{within_s:g} s; not known to have issued it: {who}",
+            f"{within_s:.3g} s; not known to have issued it: {who}",
             missing=missing,
             context=f"rank {record.rank}, {operation.place}",
             hint="Look at where the missing ranks are; close() drains it or aborts the group.",
@@ -328,3 +334,22 @@ class AllReduceContext:
             context=f"rank {record.rank}, {operation.place}",
             hint="A peer may be gone; make the group anew on the ranks that are left.",
         )
+
+
+def _at_exit() -> None:
+    """Leave nothing under way that would block the end of the process, or crash it."""
+    for record in registry.records():
+        if registry.forked_since(record.forks):
+            continue
+        for context in list(record.contexts):
+            if isinstance(context, AllReduceContext) and context.outstanding:
+                places = ", ".join(operation.place for operation in context.outstanding)
+                message = f"the process ends with collectives of group {record.name} under way, issued at {places}"
+                emit(Event("collectives-left-at-exit", message, {"group": record.name}))
+                try:
+                    context._close(EXIT_S)
+                except MegatronFixesError as error:
+                    emit(Event("collective-not-drained", str(error), {"group": record.name}))
+
+
+atexit.register(_at_exit)

@@ -10,8 +10,10 @@ Not handled: a group whose back end was shut down behind c10d's back; using it f
 
 from __future__ import annotations
 
+import ctypes
 import os
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.distributed as dist
@@ -116,14 +118,16 @@ class GroupRecord:
         )
 
     def abort(self) -> None:
-        """Give the group up: what is under way on it ends with an error, on this rank at once. Never raises."""
+        """Give the group up: with NCCL what is under way on it ends with an error. Never raises.
+
+        gloo's abort does nothing (torch 2.13): its threads work on until the group's own timeout, and whoever frees the
+        last reference waits for them. So a reference is kept for good: no destructor and no exit blocks for that.
+        """
         group, self.aborted = self.group(), True
         if group is not None:
-            try:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+            with suppress(RuntimeError):
                 group.abort()
-            except RuntimeError:
-                # A back end without abort: what is under way ends at the group's own timeout.
-                return
 
 
 _records: weakref.WeakKeyDictionary[Any, GroupRecord] = weakref.WeakKeyDictionary()
