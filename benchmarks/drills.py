@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happens when collectives go wrong: bare torch.distributed beside ``AllReduceContext``, in the same drills.
 
-``python benchmarks/drills.py [--markdown] [DRILL …]``. Each drill runs on real ranks (gloo over loopback) twice: as code
-on torch alone is usually written, and with a context or ``groups``. The process groups' own timeout is 8 s, the
-context's deadline 1 s. Told is how each rank ended: what it returned or raised, after how many seconds, or that it was
-killed by a signal or still running at the end. ``tests/collectives`` holds what the second column must be.
+``python benchmarks/drills.py [--markdown] [DRILL …]``. Each drill runs on real ranks (gloo over loopback) twice: as
+code on torch alone is usually written, and with a context or ``groups``. The process groups' own timeout is 8 s, the
+context's deadline 1 s. Told is how each rank ended: what it returned or raised, after how many seconds, or that a
+signal killed it, or that it was still running at the end. ``tests/collectives`` holds what the second column must be.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Drill:
 
 
 def ones(count: int = 4) -> torch.Tensor:
+    """Something to reduce."""
     return torch.ones(count)
 
 
@@ -63,6 +64,7 @@ def stop_when(rank: int, which: int, how: signal.Signals) -> None:
 
 
 def destroyed_bare(rank: int) -> Any:
+    """A group is destroyed while a collective on it is under way, and used afterwards."""
     group = dist.new_group([0, 1])
     work = dist.all_reduce(ones(), group=group, async_op=True) if rank == 0 else None
     dist.destroy_process_group(group)
@@ -70,6 +72,7 @@ def destroyed_bare(rank: int) -> Any:
 
 
 def destroyed_ours(rank: int) -> Any:
+    """The same with us."""
     group = dist.new_group([0, 1])
     context = AllReduceContext(group, deadline_s=DEADLINE_S)
     if rank == 0:
@@ -89,6 +92,7 @@ def one_rank_bare(rank: int) -> Any:
 
 
 def one_rank_ours(rank: int) -> Any:
+    """The same with us."""
     group = dist.new_group([0, 1])
     if rank == 0:
         said = told(lambda: groups.destroy(group, agree_s=DEADLINE_S))
@@ -112,6 +116,7 @@ def exception_bare(rank: int) -> Any:
 
 
 def exception_ours(rank: int) -> Any:
+    """The same with us."""
     try:
         with AllReduceContext(deadline_s=DEADLINE_S) as context, context.coalesced() as run_:
             run_.all_reduce(ones())
@@ -132,6 +137,7 @@ def alone_bare(rank: int) -> Any:
 
 
 def alone_ours(rank: int) -> Any:
+    """The same with us."""
     if rank == 1:
         time.sleep(TIMEOUT_S + 1)
         return "left the step"
@@ -160,6 +166,7 @@ def orders_bare(rank: int) -> Any:
 
 
 def orders_ours(rank: int) -> Any:
+    """The same with us."""
     made = [dist.new_group([0, 1]) for _ in range(2)]
     context = AllReduceContext(made[rank], deadline_s=DEADLINE_S)
     context.all_reduce(ones())
@@ -192,6 +199,7 @@ def fork_bare(rank: int) -> Any:
 
 
 def fork_ours(rank: int) -> Any:
+    """The same with us."""
     context = AllReduceContext(deadline_s=DEADLINE_S)
     context.all_reduce(ones())
     child = _fork(lambda: told(lambda: context.all_reduce(ones())))
@@ -205,6 +213,7 @@ def dropped_bare(rank: int) -> Any:
 
 
 def dropped_ours(rank: int) -> Any:
+    """The same with us."""
     from megatron_fixes.events import subscribe
 
     heard: list[str] = []
@@ -222,6 +231,7 @@ def sizes_bare(rank: int) -> Any:
 
 
 def sizes_ours(rank: int) -> Any:
+    """The same with us."""
     return told(lambda: AllReduceContext(checked=True).all_reduce(ones(4 - 2 * rank)))
 
 

@@ -297,7 +297,10 @@ class AllReduceContext:
             self._done(operation)
 
     def _done(self, operation: Operation) -> None:
-        modified, told, place = operation.modified, str(operation) if self._checked else "", operation.place
+        if not self._checked:
+            self._leave(operation, "done")
+            return
+        modified, told, place = operation.modified, str(operation), operation.place
         self._leave(operation, "done")
         if modified:
             raise TensorModifiedError(

@@ -88,7 +88,10 @@ class GroupRecord:
 
     def group(self) -> Any:
         """The process group, or None if it is gone."""
-        return None if self.aborted else self.listed()
+        group = self._ref()
+        if group is None or self.aborted or self.forks != _forks or group not in c10d._world.pg_map:
+            return None
+        return group
 
     def listed(self) -> Any:
         """The process group if c10d lists it, though it may have been aborted; else None."""
