@@ -35,7 +35,7 @@ from megatron_fixes.collectives.errors import (
     CollectiveTimeoutError,
     TensorModifiedError,
 )
-from megatron_fixes.collectives.operation import Operation, sweep
+from megatron_fixes.collectives.operation import Operation
 from megatron_fixes.collectives.waiting import DeadlinePassed, wait_for
 from megatron_fixes.errors import MegatronFixesError, UsageError
 from megatron_fixes.events import Event, emit
@@ -261,7 +261,8 @@ class AllReduceContext:
 
     def _issue(self, asked: Sequence[requests.Request], frame: FrameType) -> Handle:
         group, record = self._require(), self._record
-        sweep()
+        if record.adrift:
+            record.sweep()
         if self._checked:
             place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
             within_s = self._deadline_s or signatures.COMPARE_S
@@ -270,7 +271,7 @@ class AllReduceContext:
             self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
             works = requests.issue(asked, group)
-        operation = Operation(asked, works, record.count, frame, checked=self._checked)
+        operation = Operation(asked, works, record, frame, checked=self._checked)
         record.count += 1
         self._operations.append(operation)
         return Handle(self, operation)

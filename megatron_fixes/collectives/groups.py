@@ -21,8 +21,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from megatron_fixes.collectives.errors import TeardownError
-from megatron_fixes.collectives.operation import sweep
-from megatron_fixes.collectives.registry import GroupRecord, record_of
+from megatron_fixes.collectives.registry import GroupRecord, adrift, record_of
 from megatron_fixes.errors import MegatronFixesError
 from megatron_fixes.events import Event, emit
 
@@ -72,7 +71,7 @@ def destroy_all(*, agree_s: float = AGREE_S) -> Teardown:
         TeardownError: Something went wrong on the way; all groups are destroyed all the same.
     """
     if not dist.is_initialized():
-        return Teardown((), sweep())
+        return Teardown((), 0)
     others = [group for group in c10d._world.pg_map if group is not dist.group.WORLD]
     return _destroy([record_of(group) for group in [*reversed(others), dist.group.WORLD]], agree_s)
 
@@ -81,7 +80,7 @@ def _destroy(records: Sequence[GroupRecord], agree_s: float) -> Teardown:
     errors: dict[str, str] = {}
     destroyed = []
     for record in records:
-        said = _drain(record)
+        said = _drain(record, agree_s)
         group = None if record.aborted else record.group()
         if group is not None:
             said += _agree(record, agree_s)
@@ -89,24 +88,26 @@ def _destroy(records: Sequence[GroupRecord], agree_s: float) -> Teardown:
         destroyed.append(record.name)
         if said:
             errors[record.name] = "; ".join(said)
-    if adrift := sweep():
-        emit(
-            Event(
-                "collectives-adrift", f"{adrift} collectives that nobody holds are still under way", {"count": adrift}
-            )
-        )
+    if left := adrift():
+        emit(Event("collectives-adrift", f"{left} collectives that nobody holds are still under way", {"count": left}))
     if errors:
         raise TeardownError(errors)
-    return Teardown(tuple(destroyed), adrift)
+    return Teardown(tuple(destroyed), left)
 
 
-def _drain(record: GroupRecord) -> list[str]:
+def _drain(record: GroupRecord, within_s: float) -> list[str]:
     said = []
     for context in list(record.contexts):
         try:
             context.close()
         except MegatronFixesError as error:
             said.append(str(error))
+    # What was dropped is under way all the same: gloo never ends it once the group is destroyed.
+    end = time.monotonic() + within_s
+    while (left := record.sweep()) and not record.aborted:
+        if time.monotonic() >= end:
+            return [*said, f"{left} dropped collectives were not complete after {within_s:g} s"]
+        time.sleep(0.002)
     return said
 
 

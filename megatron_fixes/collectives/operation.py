@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One asynchronous collective from issue to end, and what keeps its memory when nobody else does.
 
-The tensors of a collective that is under way must not be freed: they are held here until it has ended. A collective
-that is dropped with its context goes to ``_adrift`` with its tensors until the back end says that it is complete.
+The tensors of a collective that is under way must not be freed: they are held here until it has ended. One that is
+given up or dropped leaves its tensors to its group's record until the back end says that it is complete.
 
 Not handled: deciding what becomes of it (``context``).
 """
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
 
+    from megatron_fixes.collectives.registry import GroupRecord
     from megatron_fixes.collectives.requests import Request
 
 
@@ -30,14 +31,15 @@ class Operation:
         works: What torch gave back; empty once it has ended.
     """
 
-    __slots__ = ("_code", "_line", "_requests", "_versions", "sequence", "state", "works")
+    __slots__ = ("_code", "_line", "_record", "_requests", "_versions", "sequence", "state", "works")
 
     def __init__(
-        self, requests: Sequence[Request], works: list[Any], sequence: int, frame: FrameType, *, checked: bool
+        self, requests: Sequence[Request], works: list[Any], record: GroupRecord, frame: FrameType, *, checked: bool
     ) -> None:
+        self._record = record
         self._requests: Sequence[Request] = requests
         self.works = works
-        self.sequence = sequence
+        self.sequence = record.count
         self.state: State = "issued"
         self._code, self._line = frame.f_code, frame.f_lineno
         self._versions = versions(requests) if checked else ()
@@ -69,7 +71,7 @@ class Operation:
             self._release()
         elif state in ("aborted", "dropped"):
             if self.under_way:
-                _adrift.append((self._requests, self.works))
+                self._record.adrift.append((self._requests, self.works))
             self._release()
 
     def _release(self) -> None:
@@ -82,17 +84,3 @@ class Operation:
 def versions(requests: Sequence[Request]) -> tuple[int, ...]:
     """How often each tensor was written to; tensors of inference mode do not count."""
     return tuple(-1 if t.is_inference() else t._version for request in requests for t in request.tensors)
-
-
-_adrift: list[tuple[Sequence[Request], list[Any]]] = []
-
-
-def sweep() -> int:
-    """Let go of dropped collectives that have become complete.
-
-    Returns:
-        How many are still under way.
-    """
-    if _adrift:
-        _adrift[:] = [held for held in _adrift if not all(work.is_completed() for work in held[1])]
-    return len(_adrift)

@@ -58,12 +58,14 @@ class GroupRecord:
         compared: Comparisons in checked mode.
         contexts: Those that use it, unless collected.
         aborted: It was aborted through us.
+        adrift: What collectives that nobody holds any more may still read and write, with their works.
     """
 
     __slots__ = (
         "__weakref__",
         "_ref",
         "aborted",
+        "adrift",
         "compared",
         "contexts",
         "count",
@@ -82,6 +84,7 @@ class GroupRecord:
         self.count = self.compared = 0
         self.contexts: weakref.WeakSet[Owner] = weakref.WeakSet()
         self.aborted = False
+        self.adrift: list[tuple[Any, list[Any]]] = []
         self.forks = _forks
         # Lives on after the group, so that a teardown can still be agreed on.
         self.store: Any = dist.PrefixStore("megatron_fixes/collectives", c10d._world.pg_map[group][1])
@@ -119,6 +122,11 @@ class GroupRecord:
             context=f"rank {self.rank}",
             hint=hint,
         )
+
+    def sweep(self) -> int:
+        """Let go of what has become complete; how many are still under way."""
+        self.adrift = [held for held in self.adrift if not all(work.is_completed() for work in held[1])]
+        return len(self.adrift)
 
     def abort(self) -> None:
         """Give the group up: with NCCL what is under way on it ends with an error. Never raises.
@@ -159,6 +167,11 @@ def record_of(group: Any = None) -> GroupRecord:
         )
     record = _records[group] = GroupRecord(group)
     return record
+
+
+def adrift() -> int:
+    """How many collectives that nobody holds are still under way, on all groups."""
+    return sum(record.sweep() for record in records())
 
 
 def records() -> Iterator[GroupRecord]:

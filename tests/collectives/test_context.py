@@ -27,7 +27,7 @@ from megatron_fixes.collectives import (
     GroupDestroyedError,
     TensorModifiedError,
 )
-from megatron_fixes.collectives.operation import sweep
+from megatron_fixes.collectives.registry import adrift
 from megatron_fixes.errors import UsageError
 from megatron_fixes.proofs.world import Ended, run
 
@@ -205,16 +205,16 @@ def test_the_destructor_says_what_was_dropped_and_where_and_keeps_its_memory(tmp
             context: Any = AllReduceContext(group)
             context.all_reduce(ones())
             del context
-            adrift = [sweep()]
+            before = [adrift()]
         dist.barrier()
         if rank == 1:
             with AllReduceContext(group) as context:
                 context.all_reduce(ones())
             return None
         end = time.monotonic() + 5
-        while sweep() and time.monotonic() < end:
+        while adrift() and time.monotonic() < end:
             time.sleep(0.01)
-        return [*adrift, sweep(), [(event.name, event.fields["place"]) for event in heard]]
+        return [*before, adrift(), [(event.name, event.fields["place"]) for event in heard]]
 
     (before, after, heard), _ = results(run(body, 2, tmp_path))
     assert (before, after) == (1, 0)
