@@ -10,6 +10,8 @@ from megatron_fixes.errors import MegatronFixesError, RefusedError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from megatron_fixes.collectives.stream_order import Race
+
 
 class GroupDestroyedError(RefusedError):
     """The process group is gone (destroyed, aborted, or this process is a fork); nothing was issued."""
@@ -58,3 +60,17 @@ class TeardownError(MegatronFixesError):
         said = "; ".join(f"{name}: {text}" for name, text in errors.items())
         super().__init__(f"got errors in the teardown of {len(errors)} process groups, expected none: {said}")
         self.errors = errors
+
+
+class StreamOrderError(MegatronFixesError):
+    """Streams may read, write or free memory in an order that nobody asked for.
+
+    Attributes:
+        races: All pairs of accesses that nothing orders.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, races: Sequence[Race], context: str = "", hint: str = "") -> None:
+        super().__init__(message, context=context, hint=hint)
+        self.races = tuple(races)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from megatron.core import parallel_state
 
-from megatron_fixes.proofs import shim
+from megatron_fixes.collectives import recorded_streams
 from megatron_fixes.proofs.controls import CONTROL
 from megatron_fixes.proofs.ddp import batch, compare, mean_square, reference_gradients, transformer_config, wrap
 from megatron_fixes.proofs.proof import Case, Judgement, Proof
@@ -62,8 +62,8 @@ def _record_steps(rank: int, stream: Any) -> tuple[list[str], int]:
 
 def _record(rank: int) -> dict[str, Any]:
     parallel_state.initialize_model_parallel(num_distributed_optimizer_instances=2)
-    side, wrong = _record_steps(rank, shim.Stream(name="side stream"))
-    control, _ = _record_steps(rank, shim.state.default)
+    side, wrong = _record_steps(rank, recorded_streams.Stream(name="side stream"))
+    control, _ = _record_steps(rank, recorded_streams.state.default)
     return {"races": len(side), "example": side[:2], "wrong": wrong, "races_on_default_stream": len(control)}
 
 

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns what a torch program does into a ``StreamHistory``: tensors to storages and byte ranges, works to collectives.
+
+* What an operator reads and writes comes from its schema; views, and what looks at shapes alone, touch nothing. What
+  it returns and is no view is new memory of the current stream's pool, and written: the allocator may hand out memory
+  that earlier work of that stream still uses.
+* A collective runs on a stream of its process group, as NCCL's do: that stream waits for the current one at the
+  call, and ``Work.wait()`` makes the current stream wait for it.
+* A storage is watched through a weak reference, so that it is freed when the program lets go of it. What that
+  means is looked at before the next thing that the program does.
+
+Not handled: how it gets to know (``stream_hooks``); tensors on other devices, and two devices in one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import sys
+import threading
+import weakref
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from megatron_fixes.collectives.stream_order import Access, StreamHistory
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+# The schemas of c10d carry no write marks. An argument is written unless its name begins with "input" or the whole
+# operator only reads.
+_ONLY_READ = ("send.default", "barrier.default", "monitored_barrier_.default", "check_for_nan.default")
+_C10D = ("c10d", "_c10d_functional")
+# These touch no memory though their schemas say so.
+_BOOKKEEPING = ("aten::record_stream", "aten::set_", "aten::is_same_size", "aten::is_set_to", "aten::is_pinned")
+# These give numbers, or tensors of a size that depends on numbers, to the host, which has to wait for them.
+_FOR_THE_HOST = ("aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::masked_select", "aten::_unique2")
+_COPIES = ("aten::copy_", "aten::_to_copy")
+_NOT_A_USERS = (
+    os.path.dirname(torch.__file__) + os.sep,
+    os.path.dirname(__file__) + os.sep,
+    contextlib.__file__,
+    weakref.__file__,
+)
+
+
+def place(tools: tuple[str, ...] = ()) -> str:
+    """Where the program is, as ``path:line``: the innermost frame that is neither torch's nor this room's.
+
+    Args:
+        tools: Files, or folders with their separator, that are not the program either.
+
+    Threads of autograd have no frame of the program; there it is where the main thread waits for them.
+    """
+    passed = (*_NOT_A_USERS, *tools)
+    waiting = sys._current_frames().get(threading.main_thread().ident or 0)
+    for innermost in (sys._getframe(1), waiting):
+        frame = innermost
+        while frame is not None and frame.f_code.co_filename.startswith(passed):
+            frame = frame.f_back
+        if frame is not None:
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return "an unknown place"
+
+
+def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
+    """From a strided tensor's first to after its last byte, within its storage."""
+    if tensor.numel() == 0:
+        return 0, 0
+    size = tensor.element_size()
+    start = tensor.storage_offset() * size
+    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * size
+
+
+class Observer:
+    """What the hooks tell, in words of torch.
+
+    Args:
+        recorded: Streams are ``recorded_streams``, and every tensor counts; else those on a CUDA device.
+        frees: Look at frees too.
+        tools: See ``place``.
+
+    Attributes:
+        history: What came of it.
+    """
+
+    def __init__(self, *, recorded: bool, frees: bool, tools: tuple[str, ...] = ()) -> None:
+        self.history = StreamHistory()
+        self._recorded, self._frees, self._tools = recorded, frees, tools
+        self._numbers = itertools.count()
+        self._events: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._storages: dict[int, tuple[int, weakref.ref[Any]]] = {}
+        self._gone: deque[tuple[int, int, str]] = deque()
+        self._collectives: dict[str, str] = {}
+        self._works: weakref.WeakKeyDictionary[Any, Hashable] = weakref.WeakKeyDictionary()
+        self._handed_over: Any = None
+        self._issuing: str | None = None
+
+    def stream(self, stream: Any = None) -> Hashable:
+        """The name in the history of a stream, the current one if None."""
+        if stream is None:
+            stream = torch.cuda.current_stream()
+        elif not hasattr(stream, "cuda_stream"):  # a torch.Stream
+            stream = torch.cuda.Stream(
+                stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
+            )
+        key: int = stream.cuda_stream
+        if key not in self.history.names:
+            self.history.names[key] = getattr(stream, "name", f"stream {key:#x}" if key else "default stream")
+        return key
+
+    def event(self, event: Any) -> Hashable:
+        """The name in the history of an event."""
+        if event not in self._events:
+            self._events[event] = next(self._numbers)
+        return ("event", self._events[event])
+
+    def settle(self) -> None:
+        """Look at what was freed since; call it before anything else that is told."""
+        self._handed_over = None
+        while self._gone:
+            address, number, where = self._gone.popleft()
+            if self._storages.get(address, (None,))[0] == number:
+                del self._storages[address]
+            if self._frees:
+                self.history.freed(number, where)
+            else:
+                self.history.forget((number,))
+
+    def stop(self) -> None:
+        """Let go of everything; what is freed later is not looked at."""
+        self.settle()
+        self._storages.clear()
+        self._gone.clear()
+
+    def runs(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator and tell what it does."""
+        self.settle()
+        if func.namespace in _C10D and func._schema.name != "_c10d_functional::wait_tensor":
+            return self._collective(func, args, kwargs)
+        stream = self.stream()
+        result = func(*args, **kwargs)
+        self.settle()
+        name, schema = func._schema.name, func._schema
+        if name == "_c10d_functional::wait_tensor":
+            self.works_waited()
+        returned = [r.alias_info is not None for r in schema.returns]
+        reads, writes = self._arguments(func, args, kwargs)
+        if name in _BOOKKEEPING or (returned and all(returned) and not writes):
+            return result
+        made = self._made(schema, result, stream)
+        if tensors := [*reads, *writes, *made]:
+            looks_only = name.startswith("aten::new_") or name.endswith("_like")
+            self._accesses(func, stream, self.history.begin(stream), () if looks_only else reads, (*writes, *made))
+            if name in _FOR_THE_HOST or (name in _COPIES and self._blocks(tensors, args, result, kwargs)):
+                self.history.host_waits_stream(stream)
+        return result
+
+    def _collective(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        values = _values(func, args, kwargs)
+        group = next((v for v in values.values() if isinstance(v, torch.ScriptObject)), None)
+        group = values.get("group_name", "all groups") if group is None else _group_name(group)
+        stream = self._collectives.setdefault(str(group), f"NCCL stream of {group}")
+        current = self.stream()
+        self.history.stream_waits_stream(stream, current)
+        tick = self.history.begin(stream)
+        self._issuing = stream
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self._issuing = None
+        reads, writes = self._arguments(func, args, kwargs)
+        if func.namespace == "_c10d_functional":
+            writes += self._made(func._schema, result, current)
+        self._accesses(func, stream, tick, reads, writes)
+        for work in (w for w in tree_leaves(result) if isinstance(w, torch.ScriptObject)):
+            # Held until it is in the program's hands: an object of Python that nobody holds would be made anew.
+            self._handed_over = torch.distributed.Work.unbox(work)
+            name = ("work", next(self._numbers))
+            self.history.event_recorded(name, stream)
+            self._works[self._handed_over] = name
+        return result
+
+    def work_waited(self, work: Any) -> None:
+        """``Work.wait()``: the current stream waits for that collective, or for all if it is not known."""
+        self.settle()
+        if (event := self._works.get(work)) is None:
+            self.works_waited()
+        else:
+            self.history.stream_waits_event(self.stream(), event)
+
+    def works_waited(self) -> None:
+        """The current stream waits for the collectives issued so far."""
+        for stream in self._collectives.values():
+            self.history.stream_waits_stream(self.stream(), stream)
+
+    def event_traced(self, event: int, stream: int) -> None:
+        """An event, by its handle, was recorded below Python; during a collective it stands for that too."""
+        issued = self._issuing if self._issuing is not None and stream != self.stream() else None
+        self.history.event_recorded(("handle", event), stream, *([issued] if issued else []))
+
+    def stream_recorded(self, tensor: Any, stream: Any) -> None:
+        """``Tensor.record_stream``."""
+        if self._counts(tensor):
+            self.history.recorded(self._number(tensor), self.stream(stream))
+
+    def storage_resized(self, storage: Any) -> None:
+        """``UntypedStorage.resize_`` gave its memory back, and got other memory."""
+        if (known := self._storages.get(storage._cdata)) is not None:
+            if self._frees:
+                self.history.freed(known[0], place(self._tools))
+            self.history.allocated(known[0], self.stream())
+
+    def _arguments(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The tensors that count among the arguments: those that are read alone, and those that are written."""
+        reads: list[torch.Tensor] = []
+        writes: list[torch.Tensor] = []
+        values = _values(func, args, kwargs)
+        for argument in func._schema.arguments:
+            if func.namespace == "c10d":
+                written = not argument.name.startswith("input") and func.__name__ not in _ONLY_READ
+            else:
+                written = argument.alias_info is not None and argument.alias_info.is_write
+            (writes if written else reads).extend(filter(self._counts, tree_leaves(values.get(argument.name))))
+        return reads, writes
+
+    def _made(self, schema: Any, result: Any, stream: Hashable) -> list[torch.Tensor]:
+        """The tensors that count among the results and are no views; they are allocated on ``stream`` if new."""
+        made: list[torch.Tensor] = []
+        results = result if len(schema.returns) > 1 else (result,)
+        for declared, value in zip(schema.returns, results, strict=False):
+            if declared.alias_info is None:
+                made += filter(self._counts, tree_leaves(value))
+        for tensor in made:
+            if tensor.untyped_storage()._cdata not in self._storages:
+                self.history.allocated(self._number(tensor), stream)
+        return made
+
+    def _accesses(self, func: Any, stream: Hashable, tick: int, reads: Sequence[Any], writes: Sequence[Any]) -> None:
+        where = place(self._tools)
+        for tensor in reads:
+            access = Access(stream, tick, func.name(), "reads", *byte_range(tensor), where)
+            self.history.access(self._number(tensor), access)
+        for tensor in writes:
+            access = Access(stream, tick, func.name(), "writes", *byte_range(tensor), where)
+            self.history.access(self._number(tensor), access)
+
+    def _counts(self, value: Any) -> bool:
+        return (
+            isinstance(value, torch.Tensor)
+            and value.layout == torch.strided
+            and (self._recorded or value.is_cuda)
+            and torch._C._has_storage(value)
+        )
+
+    def _blocks(self, tensors: Sequence[Any], args: tuple[Any, ...], result: Any, kwargs: dict[str, Any]) -> bool:
+        """Whether a copy blocks the host: between host and device, unless it was asked not to."""
+        asked_not_to = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
+        everything = [t for t in tree_leaves((args, result)) if isinstance(t, torch.Tensor)]
+        return not self._recorded and not asked_not_to and not all(t.is_cuda for t in everything)
+
+    def _number(self, tensor: torch.Tensor) -> int:
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        if address not in self._storages:
+            number = next(self._numbers)
+            self._storages[address] = number, weakref.ref(storage, partial(self._free, address, number))
+        return self._storages[address][0]
+
+    def _free(self, address: int, number: int, _: Any) -> None:
+        # Called from wherever the last reference goes, which may be inside this class: so it is only noted here.
+        self._gone.append((address, number, place(self._tools)))
+
+
+def _values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **kwargs}
+
+
+def _group_name(group: Any) -> str:
+    return str(torch.distributed.ProcessGroup.unbox(group).group_name)
