@@ -21,10 +21,9 @@ from __future__ import annotations
 import atexit
 import sys
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 
 from megatron_fixes.collectives import registry, requests, signatures
@@ -36,6 +35,7 @@ from megatron_fixes.collectives.errors import (
     TensorModifiedError,
 )
 from megatron_fixes.collectives.operation import Operation
+from megatron_fixes.collectives.streams import StreamOrder
 from megatron_fixes.collectives.waiting import DeadlinePassed, wait_for
 from megatron_fixes.errors import MegatronFixesError, UsageError
 from megatron_fixes.events import Event, emit
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import FrameType, TracebackType
 
+    import torch
     from typing_extensions import Self
 
     from megatron_fixes.collectives.lifecycle import State
@@ -119,7 +120,7 @@ class AllReduceContext:
         if deadline_s is not None and not deadline_s > 0:
             raise UsageError(f"got deadline_s={deadline_s}, expected more than 0 seconds, or None")
         self._record = registry.record_of(group)
-        self._stream, self._deadline_s, self._checked = stream, deadline_s, checked
+        self._order, self._deadline_s, self._checked = StreamOrder(stream), deadline_s, checked
         self._record.contexts.add(self)
         self._closed = False
 
@@ -267,11 +268,10 @@ class AllReduceContext:
             place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
             within_s = self._deadline_s or signatures.COMPARE_S
             signatures.compare(record, requests.describe(asked), place, within_s)
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+        tensors = [tensor for request in asked for tensor in request.tensors]
+        with self._order.communication(*tensors) as communication:
             works = requests.issue(asked, group)
-        operation = Operation(asked, works, record, frame, checked=self._checked)
+        operation = Operation(asked, works, record, frame, communication=communication, checked=self._checked)
         record.count += 1
         self._operations.append(operation)
         return Handle(self, operation)
@@ -298,6 +298,7 @@ class AllReduceContext:
             self._done(operation)
 
     def _done(self, operation: Operation) -> None:
+        operation.consume()
         if not self._checked:
             self._leave(operation, "done")
             return

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from megatron_fixes.collectives.registry import GroupRecord
     from megatron_fixes.collectives.requests import Request
+    from megatron_fixes.collectives.streams import Communication
 
 
 class Operation:
@@ -31,13 +32,21 @@ class Operation:
         works: What torch gave back; empty once it has ended.
     """
 
-    __slots__ = ("_code", "_line", "_record", "_requests", "_versions", "sequence", "state", "works")
+    __slots__ = ("_code", "_communication", "_line", "_record", "_requests", "_versions", "sequence", "state", "works")
 
     def __init__(
-        self, requests: Sequence[Request], works: list[Any], record: GroupRecord, frame: FrameType, *, checked: bool
+        self,
+        requests: Sequence[Request],
+        works: list[Any],
+        record: GroupRecord,
+        frame: FrameType,
+        *,
+        communication: Communication,
+        checked: bool,
     ) -> None:
         self._record = record
         self._requests: Sequence[Request] = requests
+        self._communication: Communication | None = communication
         self.works = works
         self.sequence = record.count
         self.state: State = "issued"
@@ -64,6 +73,11 @@ class Operation:
         """Whether its tensors are on a CUDA device."""
         return bool(self._requests[0].tensors[0].is_cuda)
 
+    def consume(self) -> None:
+        """Put the current stream behind it, once its works have been waited for."""
+        if self._communication is not None:
+            self._communication.consume()
+
     def to(self, state: State) -> None:
         """Move to a state; at an end, let go of tensors and works unless they may be in use."""
         self.state = move(self.state, state)
@@ -75,7 +89,7 @@ class Operation:
             self._release()
 
     def _release(self) -> None:
-        self.works, self._requests = [], ()
+        self.works, self._requests, self._communication = [], (), None
 
     def __str__(self) -> str:
         return f"collective {self.sequence} ({describe(self._requests) if self._requests else self.state})"

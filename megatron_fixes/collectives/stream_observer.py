@@ -31,13 +31,22 @@ from megatron_fixes.collectives.stream_order import Access, StreamHistory
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
+    from types import FrameType
 
 # The schemas of c10d carry no write marks. An argument is written unless its name begins with "input" or the whole
 # operator only reads.
 _ONLY_READ = ("send.default", "barrier.default", "monitored_barrier_.default", "check_for_nan.default")
 _C10D = ("c10d", "_c10d_functional")
 # These touch no memory though their schemas say so.
-_BOOKKEEPING = ("aten::record_stream", "aten::set_", "aten::is_same_size", "aten::is_set_to", "aten::is_pinned")
+_BOOKKEEPING = (
+    "aten::record_stream",
+    "aten::set_",
+    "aten::is_same_size",
+    "aten::is_set_to",
+    "aten::is_pinned",
+    "_c10d_functional::_wrap_tensor_autograd",
+)
+_WAIT = "_c10d_functional::wait_tensor"
 # These give numbers, or tensors of a size that depends on numbers, to the host, which has to wait for them.
 _FOR_THE_HOST = ("aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::masked_select", "aten::_unique2")
 _COPIES = ("aten::copy_", "aten::_to_copy")
@@ -58,14 +67,17 @@ def place(tools: tuple[str, ...] = ()) -> str:
     Threads of autograd have no frame of the program; there it is where the main thread waits for them.
     """
     passed = (*_NOT_A_USERS, *tools)
-    waiting = sys._current_frames().get(threading.main_thread().ident or 0)
-    for innermost in (sys._getframe(1), waiting):
-        frame = innermost
-        while frame is not None and frame.f_code.co_filename.startswith(passed):
-            frame = frame.f_back
-        if frame is not None:
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-    return "an unknown place"
+    told = _outside(sys._getframe(1), passed)
+    if told is None and (main := threading.main_thread()) is not threading.current_thread():
+        # Not for the thread itself: a frame that holds itself would keep the program's tensors.
+        told = _outside(sys._current_frames().get(main.ident or 0), passed)
+    return told or "an unknown place"
+
+
+def _outside(frame: FrameType | None, passed: tuple[str, ...]) -> str | None:
+    while frame is not None and frame.f_code.co_filename.startswith(passed):
+        frame = frame.f_back
+    return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
@@ -142,13 +154,13 @@ class Observer:
     def runs(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator and tell what it does."""
         self.settle()
-        if func.namespace in _C10D and func._schema.name != "_c10d_functional::wait_tensor":
+        if func.namespace in _C10D and func._schema.name not in (*_BOOKKEEPING, _WAIT):
             return self._collective(func, args, kwargs)
         stream = self.stream()
         result = func(*args, **kwargs)
         self.settle()
         name, schema = func._schema.name, func._schema
-        if name == "_c10d_functional::wait_tensor":
+        if name == _WAIT:
             self.works_waited()
         returned = [r.alias_info is not None for r in schema.returns]
         reads, writes = self._arguments(func, args, kwargs)
@@ -246,6 +258,10 @@ class Observer:
 
     def _accesses(self, func: Any, stream: Hashable, tick: int, reads: Sequence[Any], writes: Sequence[Any]) -> None:
         where = place(self._tools)
+        # The autograd engine tells the allocator itself, below the dispatcher, where gradients change streams.
+        backward = torch._C._current_graph_task_id() != -1
+        for tensor in (*reads, *writes) if backward else ():
+            self.history.recorded(self._number(tensor), stream)
         for tensor in reads:
             access = Access(stream, tick, func.name(), "reads", *byte_range(tensor), where)
             self.history.access(self._number(tensor), access)
