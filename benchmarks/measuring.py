@@ -85,7 +85,10 @@ def median_ms(times: Sequence[float]) -> float:
 def place() -> dict[str, str]:
     """Where and when this is measured: machine, versions, date."""
     torch = next((d.version for d in importlib.metadata.distributions(name="torch")), "none")
-    git = subprocess.run(["git", "--version"], capture_output=True, text=True, check=False).stdout.split()
+    asked = ["git", "--version"]
+    git = (
+        subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split() if shutil.which("git") else []
+    )
     return {
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
         "python": platform.python_version(),

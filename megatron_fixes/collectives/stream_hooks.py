@@ -67,15 +67,15 @@ def _after(owner: Any, name: str, tell: Callable[..., None], undo: ExitStack) ->
     replace(owner, name, hooked, undo)
 
 
-def _before(work: Any, name: str, tell: Callable[[Any], None], undo: ExitStack) -> None:
-    """Call ``tell`` before a method of ``work``: gloo's ``wait`` copies results, and what works keep goes in it."""
-    original = getattr(work, name)
+def _before(owner: Any, name: str, tell: Callable[[Any], None], undo: ExitStack) -> None:
+    """Call ``tell`` with the object before each call of a method."""
+    original = getattr(owner, name)
 
-    def hooked(waited_for: Any, *args: Any, **kwargs: Any) -> Any:
-        tell(waited_for)
-        return original(waited_for, *args, **kwargs)
+    def hooked(this: Any, *args: Any, **kwargs: Any) -> Any:
+        tell(this)
+        return original(this, *args, **kwargs)
 
-    replace(work, name, hooked, undo)
+    replace(owner, name, hooked, undo)
 
 
 def _listen_to_python(observer: Observer, undo: ExitStack) -> None:
@@ -119,9 +119,20 @@ def _listen_to_python(observer: Observer, undo: ExitStack) -> None:
     _after(cuda, "synchronize", host_saw_all, undo)
     _after(torch.Tensor, "record_stream", kept, undo)
     _listen_to_resizes(observer, undo)
+    _listen_to_coalescing(observer, undo)
     for name in ("wait", "synchronize", "block_current_stream"):
         if hasattr(work, name):
+            # Before: gloo's wait() copies results, and what a work keeps is let go of in it.
             _before(work, name, observer.work_waited, undo)
+
+
+def _listen_to_coalescing(observer: Observer, undo: ExitStack) -> None:
+    def began(*_: Any) -> None:
+        observer.coalescing = True
+
+    group = torch.distributed.ProcessGroup
+    _after(group, "_start_coalescing", began, undo)
+    _after(group, "_end_coalescing", lambda work, *_, **__: observer.coalesced(work), undo)
 
 
 def _listen_to_resizes(observer: Observer, undo: ExitStack) -> None:

@@ -100,6 +100,7 @@ class Observer:
 
     Attributes:
         history: What came of it.
+        coalescing: Collectives are gathered, and only the work of them all can be waited for.
     """
 
     def __init__(self, *, recorded: bool, frees: bool, tools: tuple[str, ...] = ()) -> None:
@@ -112,6 +113,7 @@ class Observer:
         self._collectives: dict[str, str] = {}
         self._works: weakref.WeakKeyDictionary[Any, Hashable] = weakref.WeakKeyDictionary()
         self._handed_over: Any = None
+        self.coalescing = False
         self._issuing: str | None = None
 
     def stream(self, stream: Any = None) -> Hashable:
@@ -191,13 +193,21 @@ class Observer:
         if func.namespace == "_c10d_functional":
             writes += self._made(func._schema, result, current)
         self._accesses(func, stream, tick, reads, writes)
-        for work in (w for w in tree_leaves(result) if isinstance(w, torch.ScriptObject)):
-            # Held until it is in the program's hands: an object of Python that nobody holds would be made anew.
-            self._handed_over = torch.distributed.Work.unbox(work)
-            name = ("work", next(self._numbers))
-            self.history.event_recorded(name, stream)
-            self._works[self._handed_over] = name
+        if func.namespace == "c10d":
+            self._hand_over(result, stream, current)
         return result
+
+    def _hand_over(self, result: Any, stream: str, current: Hashable) -> None:
+        """Remember the work of a collective; without one (NCCL, not asynchronous) the current stream comes after."""
+        boxed = next((w for w in tree_leaves(result) if isinstance(w, torch.ScriptObject)), None)
+        work = None if boxed is None else torch.distributed.Work.unbox(boxed)
+        if work is not None:
+            self._works[work] = name = ("work", next(self._numbers))
+            self.history.event_recorded(name, stream)
+            # Held until it is in the program's hands: an object of Python that nobody holds would be made anew.
+            self._handed_over = work
+        elif not self.coalescing:
+            self.history.stream_waits_stream(current, stream)
 
     def work_waited(self, work: Any) -> None:
         """``Work.wait()``: the current stream waits for that collective, or for all if it is not known."""
@@ -206,6 +216,13 @@ class Observer:
             self.works_waited()
         else:
             self.history.stream_waits_event(self.stream(), event)
+
+    def coalesced(self, work: Any) -> None:
+        """A coalesced run is issued; without a work it ran in the order of the current stream."""
+        self.settle()
+        self.coalescing = False
+        if work is None:
+            self.works_waited()
 
     def works_waited(self) -> None:
         """The current stream waits for the collectives issued so far."""

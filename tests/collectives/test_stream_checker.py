@@ -204,6 +204,55 @@ def test_a_coalesced_run_is_waited_for_as_a_whole(streams: Any) -> None:
     checker.require_none()
 
 
+def test_a_collective_without_a_work_ran_in_the_order_of_its_stream(
+    streams: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NCCL's do that are not asynchronous, since torch 2.8."""
+    main, side = streams
+    with StreamOrderChecker() as checker:
+        monkeypatch.setattr(dist.Work, "unbox", lambda _: None)
+        monkeypatch.setattr(dist.Work, "wait", lambda *_: None)
+        tensor = torch.zeros(8)
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            dist.all_reduce(tensor)
+            tensor.sum()
+        assert not checker.races
+        tensor.sum()
+        monkeypatch.undo()
+    assert verbs(checker) == [("writes", "reads")]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_run_that_is_gathered_by_the_back_end_is_waited_for_as_a_whole(
+    waits: bool, streams: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inside of it collectives have no work, and are not in the order of the stream either; gloo can't do it."""
+    works = [dist.all_reduce(torch.zeros(8), async_op=True)]
+    monkeypatch.setattr(dist.ProcessGroup, "_start_coalescing", lambda *_: None)
+    monkeypatch.setattr(dist.ProcessGroup, "_end_coalescing", lambda *_: works[0])
+    monkeypatch.setattr(dist.Work, "unbox", lambda _: None)
+    with StreamOrderChecker() as checker:
+        tensor = torch.zeros(8)
+        dist.group.WORLD._start_coalescing(torch.device("cpu"))
+        works.append(dist.all_reduce(tensor, async_op=True))
+        work = dist.group.WORLD._end_coalescing(torch.device("cpu"))
+        if waits:
+            work.wait()
+        tensor.sum()
+    assert bool(checker.races) == (not waits)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [name for name, case in cases.CASES.items() if not case.collective])
+def test_real_streams_are_watched_as_well(name: str) -> None:
+    for right in (False, True):
+        with StreamOrderChecker() as checker:
+            cases.CASES[name].run(cases.Place("cuda"), right=right)
+        torch.cuda.synchronize()
+        assert bool(checker.races) == (not right), [str(race) for race in checker.races]
+
+
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_functional_collective_is_waited_for_when_it_is_used(waits: bool, streams: Any) -> None:
     from torch.distributed import _functional_collectives as functional
