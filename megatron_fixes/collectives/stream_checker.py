@@ -10,13 +10,14 @@ What it can't see, and so neither finds nor takes for an order:
   inside one operator. An extension's operator counts as its schema says.
 * What runs in ``torch.compile``'s code or in the replay of a CUDA graph, and other processes.
 * Host memory: that the host reads a pinned tensor before the copy to it is done.
-* Memory that was there before the block, for frees; and the allocator of a memory pool or graph.
-* A coalescing manager's slow path and works that were made below Python have no collective that is known: waiting for
-  one is taken to wait for all that were issued. A collective is taken to run on one stream a process group.
+* Frees of memory that was there before the block or that came past the dispatcher; of what a backward used and what
+  NCCL sends and receives, since torch tells the allocator of these itself; in pools of graphs.
+* A work that it can't tell apart (one made below Python, or by a back end that gathers collectives): waiting for it is
+  taken to wait for all that were issued. A collective is taken to run on one stream a process group.
 * A byte range runs from a tensor's first to its last byte: two interleaved strided views look as if they overlapped.
 * Without CUDA, what the autograd engine orders: it runs a backward on the stream of the forward, here on the current.
 
-It costs some 20 microseconds a call and needs memory for the accesses that are not yet ordered.
+It costs tens of microseconds an operator, and memory for accesses that are not yet ordered.
 """
 
 from __future__ import annotations

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 # operator only reads.
 _ONLY_READ = ("send.default", "barrier.default", "monitored_barrier_.default", "check_for_nan.default")
 _C10D = ("c10d", "_c10d_functional")
+# NCCL's tells the allocator which stream uses a tensor, below the dispatcher, where other collectives keep the tensor.
+_RECORDS = ("c10d::send", "c10d::recv_", "c10d::recv_any_source_")
 # These touch no memory though their schemas say so.
 _BOOKKEEPING = (
     "aten::record_stream",
@@ -276,8 +278,8 @@ class Observer:
     def _accesses(self, func: Any, stream: Hashable, tick: int, reads: Sequence[Any], writes: Sequence[Any]) -> None:
         where = place(self._tools)
         # The autograd engine tells the allocator itself, below the dispatcher, where gradients change streams.
-        backward = torch._C._current_graph_task_id() != -1
-        for tensor in (*reads, *writes) if backward else ():
+        told = torch._C._current_graph_task_id() != -1 or func._schema.name in _RECORDS
+        for tensor in (*reads, *writes) if told else ():
             self.history.recorded(self._number(tensor), stream)
         for tensor in reads:
             access = Access(stream, tick, func.name(), "reads", *byte_range(tensor), where)

@@ -243,6 +243,37 @@ def test_a_run_that_is_gathered_by_the_back_end_is_waited_for_as_a_whole(
     assert bool(checker.races) == (not waits)
 
 
+def test_what_is_sent_may_go_while_it_is_under_way(streams: Any) -> None:
+    """NCCL's send records its stream. The group sends nothing: nobody is there to receive."""
+    from torch.testing._internal.distributed import fake_pg
+
+    assert fake_pg is not None, "registers its back end"
+    group = dist.new_group([0], backend="fake")
+    with StreamOrderChecker() as checker:
+        tensor = torch.zeros(8)
+        work = group.send([tensor], 0, 0)
+        del tensor
+        assert not checker.races
+        tensor = torch.zeros(8)
+        last = group.send([tensor], 0, 0)
+        tensor.zero_()
+        work.wait()
+        last.wait()
+    assert verbs(checker) == [("reads", "writes")]
+
+
+def test_what_a_backward_used_is_the_business_of_autograd(streams: Any) -> None:
+    main, side = streams
+    with StreamOrderChecker() as checker:
+        weight = torch.ones(8, requires_grad=True)
+        loss = (weight * weight).sum()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            loss.backward()
+        del loss, weight
+    checker.require_none()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [name for name, case in cases.CASES.items() if not case.collective])
 def test_real_streams_are_watched_as_well(name: str) -> None:
@@ -263,6 +294,7 @@ def test_a_functional_collective_is_waited_for_when_it_is_used(waits: bool, stre
         if waits:
             reduced.sum()
         tensor.zero_()
+    reduced.sum()
     assert bool(checker.races) == (not waits)
 
 
