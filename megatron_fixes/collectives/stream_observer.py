@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 # The schemas of c10d carry no write marks. An argument is written unless its name begins with "input" or the whole
 # operator only reads.
-_ONLY_READ = ("send.default", "barrier.default", "monitored_barrier_.default", "check_for_nan.default")
+_ONLY_READ = ("send.default", "check_for_nan.default")
+# Their tensor only says which device is meant.
+_BARRIERS = ("c10d::barrier", "c10d::monitored_barrier_")
 _C10D = ("c10d", "_c10d_functional")
 # NCCL's tells the allocator which stream uses a tensor, below the dispatcher, where other collectives keep the tensor.
 _RECORDS = ("c10d::send", "c10d::recv_", "c10d::recv_any_source_")
@@ -113,7 +115,7 @@ class Observer:
         self._storages: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._gone: deque[tuple[int, int, str]] = deque()
         self._collectives: dict[str, str] = {}
-        self._works: weakref.WeakKeyDictionary[Any, Hashable] = weakref.WeakKeyDictionary()
+        self._works: weakref.WeakKeyDictionary[Any, tuple[str, int]] = weakref.WeakKeyDictionary()
         self._handed_over: Any = None
         self.coalescing = False
         self._issuing: str | None = None
@@ -171,18 +173,22 @@ class Observer:
         if name in _BOOKKEEPING or (returned and all(returned) and not writes):
             return result
         made = self._made(schema, result, stream)
-        if tensors := [*reads, *writes, *made]:
+        if reads or writes or made:
             looks_only = name.startswith("aten::new_") or name.endswith("_like")
             self._accesses(func, stream, self.history.begin(stream), () if looks_only else reads, (*writes, *made))
-            if name in _FOR_THE_HOST or (name in _COPIES and self._blocks(tensors, args, result, kwargs)):
+            if name in _FOR_THE_HOST or (name in _COPIES and self._blocks(args, result, kwargs)):
                 self.history.host_waits_stream(stream)
         return result
 
     def _collective(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        values = _values(func, args, kwargs)
-        group = next((v for v in values.values() if isinstance(v, torch.ScriptObject)), None)
-        group = values.get("group_name", "all groups") if group is None else _group_name(group)
-        stream = self._collectives.setdefault(str(group), f"NCCL stream of {group}")
+        reads, writes = self._arguments(func, args, kwargs)
+        if not self._on_device(args):
+            # Of host memory alone: the host waits for it, and streams do not.
+            result = func(*args, **kwargs)
+            self._hand_over(func, result)
+            return result
+        group = _group_name(_values(func, args, kwargs))
+        stream = self._collectives.setdefault(group, f"NCCL stream of {group}")
         current = self.stream()
         self.history.stream_waits_stream(stream, current)
         tick = self.history.begin(stream)
@@ -191,25 +197,27 @@ class Observer:
             result = func(*args, **kwargs)
         finally:
             self._issuing = None
-        reads, writes = self._arguments(func, args, kwargs)
+        self.settle()
         if func.namespace == "_c10d_functional":
             writes += self._made(func._schema, result, current)
         self._accesses(func, stream, tick, reads, writes)
         if func.namespace == "c10d":
-            self._hand_over(result, stream, current)
+            self._hand_over(func, result, stream)
         return result
 
-    def _hand_over(self, result: Any, stream: str, current: Hashable) -> None:
+    def _hand_over(self, func: Any, result: Any, *streams: Hashable) -> None:
         """Remember the work of a collective; without one (NCCL, not asynchronous) the current stream comes after."""
+        barrier = func._schema.name in _BARRIERS
         boxed = next((w for w in tree_leaves(result) if isinstance(w, torch.ScriptObject)), None)
         work = None if boxed is None else torch.distributed.Work.unbox(boxed)
+        name = ("barrier" if barrier else "work", next(self._numbers))
+        self.history.event_recorded(name, *streams)
         if work is not None:
-            self._works[work] = name = ("work", next(self._numbers))
-            self.history.event_recorded(name, stream)
+            self._works[work] = name
             # Held until it is in the program's hands: an object of Python that nobody holds would be made anew.
             self._handed_over = work
         elif not self.coalescing:
-            self.history.stream_waits_stream(current, stream)
+            self._waited(name)
 
     def work_waited(self, work: Any) -> None:
         """``Work.wait()``: the current stream waits for that collective, or for all if it is not known."""
@@ -217,7 +225,12 @@ class Observer:
         if (event := self._works.get(work)) is None:
             self.works_waited()
         else:
-            self.history.stream_waits_event(self.stream(), event)
+            self._waited(event)
+
+    def _waited(self, event: tuple[str, int]) -> None:
+        self.history.stream_waits_event(self.stream(), event)
+        if event[0] == "barrier":
+            self.history.host_waits_event(event)
 
     def coalesced(self, work: Any) -> None:
         """A coalesced run is issued; without a work it ran in the order of the current stream."""
@@ -254,7 +267,7 @@ class Observer:
         """The tensors that count among the arguments: those that are read alone, and those that are written."""
         reads: list[torch.Tensor] = []
         writes: list[torch.Tensor] = []
-        values = _values(func, args, kwargs)
+        values = {} if func._schema.name in _BARRIERS else _values(func, args, kwargs)
         for argument in func._schema.arguments:
             if func.namespace == "c10d":
                 written = not argument.name.startswith("input") and func.__name__ not in _ONLY_READ
@@ -296,7 +309,10 @@ class Observer:
             and torch._C._has_storage(value)
         )
 
-    def _blocks(self, tensors: Sequence[Any], args: tuple[Any, ...], result: Any, kwargs: dict[str, Any]) -> bool:
+    def _on_device(self, args: tuple[Any, ...]) -> bool:
+        return any(map(self._counts, tree_leaves(args)))
+
+    def _blocks(self, args: tuple[Any, ...], result: Any, kwargs: dict[str, Any]) -> bool:
         """Whether a copy blocks the host: between host and device, unless it was asked not to."""
         asked_not_to = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
         everything = [t for t in tree_leaves((args, result)) if isinstance(t, torch.Tensor)]
@@ -319,5 +335,9 @@ def _values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[st
     return {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **kwargs}
 
 
-def _group_name(group: Any) -> str:
+def _group_name(values: dict[str, Any]) -> str:
+    """Of the group among the arguments of a collective."""
+    group = next((value for value in values.values() if isinstance(value, torch.ScriptObject)), None)
+    if group is None:
+        return str(values.get("group_name", "all groups"))
     return str(torch.distributed.ProcessGroup.unbox(group).group_name)

@@ -7,7 +7,9 @@ The programs of ``benchmarks/stream_cases.py``, which runs them on a GPU too, an
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import torch.distributed as dist
 from torch.cuda import _gpu_trace as trace
 
 from megatron_fixes.collectives import StreamOrderChecker, StreamOrderError, recorded_streams
-from megatron_fixes.collectives.stream_hooks import _listen_to_trace
+from megatron_fixes.collectives.stream_hooks import _listen_to_trace, listening
 from megatron_fixes.collectives.stream_observer import Observer
 from megatron_fixes.errors import UsageError
 
@@ -243,6 +245,38 @@ def test_a_run_that_is_gathered_by_the_back_end_is_waited_for_as_a_whole(
     assert bool(checker.races) == (not waits)
 
 
+def test_a_barrier_blocks_the_host(streams: Any) -> None:
+    _, side = streams
+    with StreamOrderChecker() as checker:
+        tensor = torch.zeros(8)
+        dist.barrier()
+        with torch.cuda.stream(side):
+            tensor.zero_()
+    checker.require_none()
+
+
+def test_a_work_is_not_kept_once_the_program_has_it(streams: Any) -> None:
+    with StreamOrderChecker():
+        work = dist.all_reduce(torch.zeros(8), async_op=True)
+        work.wait()
+        watched = weakref.ref(work)
+        del work
+        torch.zeros(1)
+        assert watched() is None
+
+
+def test_collectives_of_host_memory_order_no_streams(monkeypatch: pytest.MonkeyPatch, streams: Any) -> None:
+    """As on a GPU, where only tensors on a device count: this observer is told that none of these is."""
+    observer = Observer(recorded=False, frees=True)
+    main, side = map(observer.stream, streams)
+    with listening(observer):
+        observer.history.begin(main)
+        work = dist.all_reduce(torch.zeros(8), async_op=True)
+        with torch.cuda.stream(streams[1]):
+            work.wait()
+    assert main not in observer.history._clock(side)
+
+
 def test_what_is_sent_may_go_while_it_is_under_way(streams: Any) -> None:
     """NCCL's send records its stream. The group sends nothing: nobody is there to receive."""
     from torch.testing._internal.distributed import fake_pg
@@ -358,8 +392,6 @@ def test_events_below_python_order_too(monkeypatch: pytest.MonkeyPatch, streams:
     observer = Observer(recorded=True, frees=True)
     main, side = map(observer.stream, streams)
     before = [list(registry.callback_list) for registry in (trace.EventRecordCallbacks, trace.EventWaitCallbacks)]
-    from contextlib import ExitStack
-
     with ExitStack() as undo:
         _listen_to_trace(observer, undo)
         written = observer.history.begin(side)
