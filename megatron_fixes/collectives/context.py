@@ -102,7 +102,8 @@ class AllReduceContext:
 
     Args:
         group: A process group of torch.distributed; the default one if None. Held weakly.
-        stream: CUDA stream to issue from; it waits for the stream that is current at each call. None: the current one.
+        stream: CUDA stream to issue from, as by ``StreamOrder``: it waits for the stream that is current at each call,
+            and if another one waits, the allocator is told. None: the current one.
         deadline_s: From each ``wait`` on, in seconds; also bounds ``close``. None: as torch does, that is the group's
             own timeout, and on CUDA ``wait`` does not block the host.
         checked: Compare with all ranks before each collective, and watch for writes to tensors under way. For tests and

@@ -120,7 +120,8 @@ class StreamHistory:
 
     def event_recorded(self, event: Hashable, *streams: Hashable) -> None:
         """``event`` stands for all earlier work on ``streams``, and for nothing that it stood for before."""
-        clock: Clock = dict(self._host)
+        # What the host has waited for needs no event: all that it issues from now on comes after that.
+        clock: Clock = {}
         for stream in streams:
             _join(clock, self._clock(stream))
         self._events[event] = clock

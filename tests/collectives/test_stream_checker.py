@@ -137,6 +137,21 @@ def test_a_storage_that_is_resized_away_is_freed(streams: Any) -> None:
         assert verbs(checker) == ([] if waits else [("reads", "frees")])
 
 
+def test_a_storage_that_was_resized_belongs_to_the_stream_that_did_it(streams: Any) -> None:
+    main, side = streams
+    with StreamOrderChecker() as checker:
+        tensor = torch.zeros(8)
+        tensor.untyped_storage().resize_(0)
+        with torch.cuda.stream(side):
+            tensor.untyped_storage().resize_(32)
+            tensor.zero_()
+        main.wait_stream(side)
+        tensor.sum()
+        del tensor
+    (race,) = checker.races
+    assert (race.earlier.verb, race.later.verb, race.names) == ("reads", "frees", ("default stream", "side"))
+
+
 def test_tensors_from_before_the_block_are_checked_but_not_for_frees(streams: Any) -> None:
     _, side = streams
     tensor, other = torch.zeros(8), torch.zeros(8)

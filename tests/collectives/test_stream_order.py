@@ -104,15 +104,6 @@ def test_what_the_host_has_waited_for_comes_before_all_that_it_issues(program: P
     assert not program.races
 
 
-def test_an_event_recorded_after_the_host_waited_carries_that(program: Program) -> None:
-    program.does(A, "writes")
-    program.host_waits_stream(A)
-    program.event_recorded("e", B)
-    program.stream_waits_event(C, "e")
-    program.does(C, "reads")
-    assert not program.races
-
-
 def test_a_free_races_with_a_use_elsewhere_that_the_owner_has_not_waited_for(program: Program) -> None:
     program.allocated("x", A)
     program.does(B, "reads")
