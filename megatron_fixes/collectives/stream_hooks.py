@@ -167,7 +167,8 @@ def _listen_to_trace(observer: Observer, undo: ExitStack) -> None:
             trace.EventWaitCallbacks,
             settled(lambda event, stream: history.stream_waits_event(stream, ("handle", event))),
         ),
-        (trace.EventDeletionCallbacks, settled(lambda event: history.event_gone(("handle", event)))),
+        # Not settled: NCCL's watchdog deletes events from a thread of its own.
+        (trace.EventDeletionCallbacks, lambda event: history.event_gone(("handle", event))),
         (trace.EventSynchronizationCallbacks, settled(lambda event: history.host_waits_event(("handle", event)))),
         (trace.StreamSynchronizationCallbacks, settled(history.host_waits_stream)),
         (trace.DeviceSynchronizationCallbacks, settled(history.host_waits_all)),
