@@ -14,12 +14,13 @@ import ctypes
 import os
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from megatron_fixes.collectives.errors import GroupDestroyedError
+from megatron_fixes.collectives.waiting import ended
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +46,14 @@ class Owner(Protocol):
 
     def close(self) -> None:
         """Drain what is under way."""
+
+
+class Adrift(NamedTuple):
+    """A collective that nobody holds any more and that may be under way: its works, and what keeps its tensors."""
+
+    works: list[Any]
+    requests: Any
+    on_device: bool
 
 
 class GroupRecord:
@@ -84,7 +93,7 @@ class GroupRecord:
         self.count = self.compared = 0
         self.contexts: weakref.WeakSet[Owner] = weakref.WeakSet()
         self.aborted = False
-        self.adrift: list[tuple[Any, list[Any]]] = []
+        self.adrift: list[Adrift] = []
         self.forks = _forks
         # Lives on after the group, so that a teardown can still be agreed on.
         self.store: Any = dist.PrefixStore("megatron_fixes/collectives", c10d._world.pg_map[group][1])
@@ -125,7 +134,7 @@ class GroupRecord:
 
     def sweep(self) -> int:
         """Let go of what has become complete; how many are still under way."""
-        self.adrift = [held for held in self.adrift if not all(work.is_completed() for work in held[1])]
+        self.adrift = [one for one in self.adrift if not all(ended(w, on_device=one.on_device) for w in one.works)]
         return len(self.adrift)
 
     def abort(self) -> None:

@@ -252,6 +252,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoRanks]:
 @example(
     plan=[("all_reduce", 0), ("drop", 0), ("late", 1), ("destroy group", 0), ("all_reduce", 0), ("renew group", 0)]
 )
+@example(plan=[("reduce_scatter", 0), ("late", 0), ("drop", 0)])
 @example(plan=[("coalesced", 1), ("raise", 1), ("all_reduce", 1), ("renew", 1), ("all_gather", 1), ("wait first", 1)])
 @given(plan=st.lists(steps, min_size=5, max_size=40))
 def test_whatever_the_order_of_calls_results_are_right_and_nothing_is_left(
