@@ -22,7 +22,7 @@ SHORTEST_SLEEP_S = 20e-6
 LONGEST_SLEEP_S = 2e-3
 
 
-class DeadlinePassed(Exception):  # noqa: N818 - never leaves this room
+class DeadlinePassed(Exception):
     """A work was not complete in time."""
 
 
