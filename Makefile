@@ -33,7 +33,7 @@ endif
 TORCH_STAMP := $(VENV)/.$(if $(TORCH),$(subst $() ,-,$(subst /,-,$(TORCH))),no-torch)
 QUIET := $(if $(MAKE_TERMOUT),,--quiet --quiet)
 PIP = $(BIN)/python -m pip --disable-pip-version-check install $(QUIET)
-NEEDS_TORCH := tests/proofs tests/fixes tests/gpu tests/collectives tests/overlay/torch
+NEEDS_TORCH := tests/proofs tests/fixes tests/gpu tests/collectives tests/guards tests/overlay/torch
 DEMO_TREE := $(VENV)/demo
 
 .PHONY: help setup test lint format ruff types imports pytest demo clean

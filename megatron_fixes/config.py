@@ -8,12 +8,16 @@ An argument goes before the environment, the environment before the default. Wha
   the same words. ``1``, ``yes``, ``true`` and ``on`` mean ``all``.
 * ``MEGATRON_FIXES_STRICT``: the same words mean no, all else yes.
 * ``MEGATRON_FIXES_CACHE``: the folder for fetched releases and the overlay's files.
+* ``MEGATRON_GUARDS``: names of guards, separated like fixes; the same words mean none, or all.
+* ``MEGATRON_GUARDS_DEADLINE_S``: seconds, more than 0; the words that mean off mean none.
+* ``MEGATRON_GUARDS_ABORT``: as ``MEGATRON_FIXES_STRICT``.
 
 Not handled: whether an id is one of a known fix (``catalog``), and whether a folder can be used (who uses it).
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -21,7 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from megatron_fixes.errors import UsageError
+
 FIXES, STRICT, CACHE = "MEGATRON_FIXES", "MEGATRON_FIXES_STRICT", "MEGATRON_FIXES_CACHE"
+GUARDS, DEADLINE, ABORT = "MEGATRON_GUARDS", "MEGATRON_GUARDS_DEADLINE_S", "MEGATRON_GUARDS_ABORT"
+GUARD_NAMES = ("lifecycle", "streams", "teardown")
 ALL = "all"
 OFF = ("", "0", "no", "none", "false", "off")
 ON = ("1", "yes", "true", "on")
@@ -55,6 +63,21 @@ class OverlaySettings:
     def all(self) -> tuple[Setting[tuple[str, ...]], Setting[bool], Setting[Path | None]]:
         """Every setting, for printing."""
         return self.fixes, self.strict, self.cache
+
+
+@dataclass(frozen=True)
+class GuardSettings:
+    """What the guards are told.
+
+    Attributes:
+        names: Of ``GUARD_NAMES``; empty means none.
+        deadline_s: How long a collective may take before it is told as late; None: for ever.
+        abort: Whether the process group of a late collective is aborted.
+    """
+
+    names: Setting[tuple[str, ...]]
+    deadline_s: Setting[float | None]
+    abort: Setting[bool]
 
 
 def cache_dir(argument: str | Path | None = None) -> Setting[Path]:
@@ -104,6 +127,66 @@ def overlay_settings(
     else:
         strict_setting = Setting(False, "default", STRICT)
     return OverlaySettings(fixes_setting, strict_setting, _cache(cache))
+
+
+def guard_settings(
+    names: Sequence[str] | None = None,
+    deadline_s: float | None = None,
+    abort: bool | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> GuardSettings:
+    """Settle what the guards are told, as ``overlay_settings`` does.
+
+    Raises:
+        UsageError: An unknown name, or a deadline that is no number of seconds.
+    """
+    environ = os.environ if environ is None else environ
+    if names is not None:
+        names_setting = Setting(_guard_names(",".join(names), "argument"), "argument", GUARDS)
+    elif environ.get(GUARDS):
+        source = f"environment {GUARDS}"
+        names_setting = Setting(_guard_names(environ[GUARDS], source), source, GUARDS)
+    else:
+        names_setting = Setting((), "default", GUARDS)
+    if deadline_s is not None:
+        deadline = Setting(_deadline(str(deadline_s), "argument"), "argument", DEADLINE)
+    elif environ.get(DEADLINE):
+        source = f"environment {DEADLINE}"
+        deadline = Setting(_deadline(environ[DEADLINE], source), source, DEADLINE)
+    else:
+        deadline = Setting(None, "default", DEADLINE)
+    if abort is not None:
+        abort_setting = Setting(abort, "argument", ABORT)
+    elif environ.get(ABORT):
+        abort_setting = Setting(environ[ABORT].strip().lower() not in OFF, f"environment {ABORT}", ABORT)
+    else:
+        abort_setting = Setting(False, "default", ABORT)
+    return GuardSettings(names_setting, deadline, abort_setting)
+
+
+def _guard_names(text: str, source: str) -> tuple[str, ...]:
+    if text.strip().lower() in OFF:
+        return ()
+    words = [word for word in re.split(r"[,;\s]+", text.strip().lower()) if word]
+    if unknown := [word for word in words if word not in (ALL, *ON, *GUARD_NAMES)]:
+        raise UsageError(
+            f"got the guard {', '.join(map(repr, unknown))}, expected some of {', '.join(GUARD_NAMES)}, or all",
+            context=source,
+            hint="Correct the name; docs/guards.md says what each one does.",
+        )
+    return tuple(name for name in GUARD_NAMES if name in words or {ALL, *ON} & set(words))
+
+
+def _deadline(text: str, source: str) -> float | None:
+    if source != "argument" and text.strip().lower() in OFF:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"got {text!r}, expected a number of seconds, more than 0", context=source)
+    return seconds
 
 
 def _cache(argument: str | Path | None) -> Setting[Path | None]:

@@ -20,8 +20,13 @@ LISTEN_S = 1.0
 _PAUSE_S = 0.02
 
 
-def missing_ranks(record: GroupRecord, sequence: int, *, listen_s: float = LISTEN_S) -> tuple[int, ...] | None:
+def missing_ranks(record: GroupRecord, sequence: int | str, *, listen_s: float = LISTEN_S) -> tuple[int, ...] | None:
     """Say that this rank waits for collective ``sequence``, and tell who has not been heard to.
+
+    Args:
+        record: The group.
+        sequence: The collective's number among those of contexts, or another name that all ranks give it.
+        listen_s: How long to wait for the others to say the same.
 
     Returns:
         Global ranks, ascending; None if the store did not answer.

@@ -147,9 +147,13 @@ except Exception as error: print(type(error).__name__)"""
 def test_the_pth_and_the_settings_agree_on_what_off_means() -> None:
     from megatron_fixes import config
 
-    line = (ROOT / "megatron-fixes.pth").read_text().strip()
-    assert line.count("\n") == 0
-    assert repr(config.OFF).replace("'", '"') in line
+    lines = (ROOT / "megatron-fixes.pth").read_text().splitlines()
+    assert [variable for line in lines for variable in (config.FIXES, config.GUARDS) if f'"{variable}"' in line] == [
+        config.FIXES,
+        config.GUARDS,
+    ]
+    # Python runs each line of a .pth by itself.
+    assert all(line.startswith("import ") and repr(config.OFF).replace("'", '"') in line for line in lines)
 
 
 def test_off_costs_less_than_half_a_millisecond() -> None:

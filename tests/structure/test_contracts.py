@@ -25,7 +25,7 @@ else:
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = "Rooms lean downwards only"
 CLI = "The command line imports pure rooms only"
-HEAVY = "Only proofs import megatron, and only proofs, collectives and ranks torch"
+HEAVY = "Only proofs and guards import megatron, and only they, collectives and ranks torch"
 CYCLES = "Modules of one room form no cycle"
 IN_FUNCTION = "\n\ndef _late() -> None:\n    import {0}\n    del {0}\n"
 
@@ -47,6 +47,9 @@ VIOLATIONS = {
     "proofs imports cli": Violation(LAYERS, {"proofs/__init__.py": "import megatron_fixes.cli\n"}),
     "patching imports overlay": Violation(LAYERS, {"patching/__init__.py": "import megatron_fixes.overlay\n"}),
     "overlay imports ranks": Violation(LAYERS, {"overlay/stray.py": "import megatron_fixes.ranks\n"}),
+    "collectives imports guards": Violation(LAYERS, {"collectives/stray.py": "import megatron_fixes.guards\n"}),
+    "overlay imports guards late": Violation(LAYERS, {"overlay/stray.py": IN_FUNCTION.format("megatron_fixes.guards")}),
+    "guards import proofs": Violation(LAYERS, {"guards/stray.py": "import megatron_fixes.proofs\n"}),
     "a room without a place": Violation(LAYERS, {"stray/__init__.py": '"""A room that no layer names."""\n'}),
     "cli imports proofs late": Violation(CLI, {"cli/__init__.py": IN_FUNCTION.format("megatron_fixes.proofs")}),
     "cli imports torch": Violation(CLI, {"cli/__init__.py": "import torch\n"}),
@@ -63,6 +66,7 @@ VIOLATIONS = {
     "catalog imports megatron late": Violation(HEAVY, {"catalog/stray.py": IN_FUNCTION.format("megatron")}),
     "overlay imports torch late": Violation(HEAVY, {"overlay/stray.py": IN_FUNCTION.format("torch")}),
     "ranks imports megatron": Violation(HEAVY, {"ranks.py": "import megatron.core\n"}),
+    "collectives imports megatron": Violation(HEAVY, {"collectives/stray.py": "import megatron.core\n"}),
     "patching imports torch late": Violation(HEAVY, {"patching/stray.py": IN_FUNCTION.format("torch")}),
     "a new room imports torch": Violation(HEAVY, {"stray/__init__.py": "import torch\n"}),
     "two modules import each other": Violation(
@@ -138,7 +142,7 @@ class Refuse:
 sys.meta_path.insert(0, Refuse())
 import megatron_fixes
 for found in pkgutil.walk_packages(megatron_fixes.__path__, "megatron_fixes.", onerror=lambda name: None):
-    if found.name.split(".")[1] not in ("proofs", "collectives", "ranks", "__main__"):
+    if found.name.split(".")[1] not in ("proofs", "collectives", "guards", "ranks", "__main__"):
         importlib.import_module(found.name)
         print(found.name)
 """

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One thread that looks, at intervals, for collectives on a device whose deadline has passed.
+
+NCCL's ``wait`` does not block the host, and must not be made to: so nobody waits with a deadline there. The thread
+compares times; only for a collective older than the deadline it asks the works, so that a sound step makes it call
+nothing of CUDA. A collective is older by the host's clock, counted from when it was issued, so the deadline has to be
+longer than what the device may have queued before it.
+
+Not handled: works of a handle whose form is not known (they pass for complete), and anything after a fork: the child
+starts its own thread when it issues something.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from megatron_fixes.events import Event, emit
+from megatron_fixes.guards.handles import is_complete
+from megatron_fixes.guards.late import tell_late
+
+if TYPE_CHECKING:
+    from megatron_fixes.guards.late import Terms
+    from megatron_fixes.guards.ledger import Ledger
+
+SHORTEST_S, LONGEST_S = 0.05, 5.0
+LOOKS = 4
+
+
+class Watcher:
+    """See the module's docstring."""
+
+    def __init__(self, ledger: Ledger, terms: Terms) -> None:
+        self._ledger, self._terms = ledger, terms
+        self._thread: threading.Thread | None = None
+        self._end = threading.Event()
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        self._thread, self._end = None, threading.Event()
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread is there."""
+        return self._thread is not None
+
+    def start(self) -> None:
+        """Start the thread, if it is not there."""
+        if self._thread is None:
+            self._end = threading.Event()
+            self._thread = threading.Thread(target=self._run, args=(self._end,), name="megatron-guards", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; it may be at most in the middle of telling."""
+        self._end.set()
+        self._thread = None
+
+    def _run(self, end: threading.Event) -> None:
+        while not end.wait(self._interval_s()):
+            try:
+                self.look()
+            except Exception as error:  # noqa: BLE001 - a thread that ends unseen would guard nothing
+                emit(Event("guard-failed", f"watching collectives failed: {type(error).__name__}: {error}"))
+                return
+
+    def _interval_s(self) -> float:
+        deadline_s = self._terms.deadline_s
+        return LONGEST_S if deadline_s is None else min(max(deadline_s / LOOKS, SHORTEST_S), LONGEST_S)
+
+    def look(self) -> None:
+        """Tell of every collective that is late now; each once."""
+        deadline_s = self._terms.deadline_s
+        if deadline_s is None:
+            return
+        for outstanding in self._ledger.outstanding():
+            age_s = time.monotonic() - outstanding.since_s
+            if outstanding.told or not outstanding.on_device or age_s < deadline_s:
+                continue
+            handle = outstanding.handle
+            if handle is None or is_complete(handle):
+                # Complete, and not waited for yet: a matter of the step's own pace.
+                outstanding.told = handle is not None
+                continue
+            tell_late(outstanding, age_s, self._terms)

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the guards run over one release, in a process of its own: ``drills.py TREE DRILL…``.
+
+Megatron is imported once, each drill forks its ranks, and what all of them found is printed as one JSON object. With
+``MEGATRON_FIXES`` set, the overlay is on; the guards are installed by each drill itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from megatron_fixes import events, guards
+from megatron_fixes.proofs.parent import prepare
+
+DRILLS: dict[str, Any] = {}
+
+
+def drill(function: Any) -> Any:
+    DRILLS[function.__name__] = function
+    return function
+
+
+def each_rank(body: Any, ranks: int = 2, **more: Any) -> list[Any]:
+    """What each rank returned, with the events it heard; None where it failed, and its log."""
+    from megatron_fixes.proofs.world import run
+
+    def heard(rank: int) -> Any:
+        told: list[Any] = []
+        events.subscribe(lambda event: told.append([event.name, event.message, dict(event.fields)]))
+        return {"result": body(rank), "events": told}
+
+    with tempfile.TemporaryDirectory() as folder:
+        ended = run(heard, ranks, Path(folder), **more)
+    return [rank.result or {"result": None, "events": [], "log": rank.log[-3000:]} for rank in ended]
+
+
+def model(**more: Any) -> Any:
+    """Real DDP over two layers, a bucket each, with a bomb between them."""
+    from megatron.core import parallel_state
+
+    from megatron_fixes.proofs.ddp import transformer_config, wrap
+    from megatron_fixes.proofs.mf0002 import _Model
+
+    parallel_state.initialize_model_parallel()
+    return wrap(_Model(), transformer_config(), instances=1, bucket_size=1, **more)
+
+
+def step(ddp: Any, rank: int, number: int, between: Any = lambda: None) -> str:
+    """A whole step; a digest of every rank's own gradients."""
+    from megatron_fixes.proofs.ddp import batch, mean_square
+
+    ddp.zero_grad_buffer()
+    mean_square(ddp, batch(rank, number, 8)).backward()
+    between()
+    ddp.finish_grad_sync()
+    return hashlib.sha256(b"".join(buffer.grad_data.numpy().tobytes() for buffer in ddp.buffers)).hexdigest()
+
+
+def attributes() -> dict[str, Any]:
+    """Every object that an attach point names, as it is in place."""
+    from megatron_fixes.guards.attach import find
+    from megatron_fixes.guards.points import POINTS
+
+    places = [(point.qualname, find(point)) for point in POINTS]
+    return {name: place.get() for name, place in places if place is not None}
+
+
+@drill
+def identity() -> Any:
+    before = attributes()
+    first = guards.install()
+    once = attributes()
+    second = guards.install(["lifecycle", "teardown"])
+    twice = attributes()
+    guards.uninstall()
+    after = attributes()
+    guards.uninstall()
+    return {
+        "installed": first.installed,
+        "points": first.points,
+        "second": second.points == first.points and all(once[name] is twice[name] for name in once),
+        "changed": sorted(name for name in before if before[name] is not once[name]),
+        "put_back": all(before[name] is after[name] for name in before),
+        "after": guards.status().points,
+    }
+
+
+@drill
+def gradients() -> Any:
+    """The same steps without guards, with them, and with a deadline; and what is tracked in a step."""
+
+    def body(rank: int, deadline_s: float | None = None) -> Any:
+        seen: list[Any] = []
+        ddp = model()
+        digests = [
+            step(ddp, rank, n, lambda: seen.append([[one.kind, one.place] for one in guards.outstanding()]))
+            for n in range(3)
+        ]
+        return {"digests": digests, "tracked": seen, "left": len(guards.outstanding())}
+
+    plain = each_rank(body)
+    guards.install()
+    guarded = each_rank(body)
+    guards.install(deadline_s=20.0)
+    bounded = each_rank(body)
+    guards.uninstall()
+    return {"plain": plain, "guarded": guarded, "bounded": bounded}
+
+
+@drill
+def abandoned() -> Any:
+    """Steps of which the second is abandoned after its first bucket was dispatched, against the reference."""
+    from megatron.core import parallel_state
+
+    from megatron_fixes.proofs.mf0002 import _recovery, _steps
+
+    def both(rank: int) -> Any:
+        return _recovery(rank, situations=("hooks", "no distributed optimizer", "schedule"))["situations"]
+
+    def alone(rank: int) -> Any:
+        """One rank abandons a step, its peer finishes it."""
+        from megatron_fixes.proofs.mf0002 import _abandon, batch
+
+        parallel_state.destroy_model_parallel()
+        ddp = model()
+        step(ddp, rank, 0)
+        if rank == 0:
+            ddp.zero_grad_buffer()
+            _abandon(ddp, batch(rank, 1, 8), "hooks")
+            began = time.monotonic()
+            try:
+                ddp.zero_grad_buffer()
+            except Exception as error:
+                return [type(error).__name__, str(error), time.monotonic() - began]
+            return None
+        time.sleep(1.5)
+        return None
+
+    del _steps
+    guards.install(deadline_s=0.7)
+    result = {"both": each_rank(both), "alone": each_rank(alone)}
+    guards.uninstall()
+    return result
+
+
+@drill
+def late() -> Any:
+    """A peer that comes late to a reduction."""
+
+    def body(rank: int) -> Any:
+        ddp = model()
+        step(ddp, rank, 0)
+        if rank == 1:
+            time.sleep(2.5)
+        began = time.monotonic()
+        try:
+            step(ddp, rank, 1)
+        except Exception as error:
+            return [type(error).__name__, str(error), getattr(error, "missing", None), time.monotonic() - began]
+        return None
+
+    guards.install(deadline_s=0.4)
+    result = each_rank(body)
+    guards.uninstall()
+    return result
+
+
+@drill
+def undispatched() -> Any:
+    """A parameter that a step does not use, with one and with two distributed-optimizer instances."""
+    import torch
+    from megatron.core import parallel_state
+
+    from megatron_fixes.proofs.ddp import batch, mean_square, transformer_config, wrap
+
+    def body(rank: int, instances: int) -> Any:
+        parallel_state.initialize_model_parallel(num_distributed_optimizer_instances=instances)
+        torch.manual_seed(1)
+        layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+        ddp = wrap(layers, transformer_config(), instances=instances, bucket_size=1)
+        ended = []
+        for number in range(3):
+            ddp.zero_grad_buffer()
+            used = ddp if number < 2 else layers[0]
+            mean_square(used, batch(rank, number, 8)).backward()
+            try:
+                ddp.finish_grad_sync()
+                ended.append("finished")
+            except (AssertionError, RuntimeError) as error:
+                ended.append(type(error).__name__)
+        return ended
+
+    guards.install()
+    result = [each_rank(partial(body, instances=instances)) for instances in (1, 2)]
+    guards.uninstall()
+    return result
+
+
+@drill
+def streams() -> Any:
+    """Two steps on a side stream, two distributed-optimizer instances, under the happens-before recorder."""
+    from megatron_fixes.proofs.mf0001 import _record
+
+    guards.install(["streams"])
+    result = each_rank(_record, ranks=4)
+    guards.uninstall()
+    return result
+
+
+@drill
+def teardown() -> Any:
+    from megatron.core import parallel_state
+    from torch.distributed import distributed_c10d as c10d
+
+    def body(rank: int) -> Any:
+        import torch.distributed as dist
+
+        before = len(c10d._world.pg_map)
+        # gloo's reduce-scatter never says that it is complete.
+        ddp = model(distributed_optimizer=False)
+        step(ddp, rank, 0)
+        ddp.zero_grad_buffer()
+        ddp.start_grad_sync()
+        outstanding = [one.handle for one in guards.outstanding()]
+        dist.barrier()
+        parallel_state.destroy_model_parallel()
+        parallel_state.destroy_model_parallel()
+        complete = all(work.is_completed() for handle in outstanding for work in handle.works)
+        return {"outstanding": len(outstanding), "complete": complete, "left": len(c10d._world.pg_map) - before}
+
+    guards.install()
+    result = each_rank(body)
+    guards.uninstall()
+    return result
+
+
+def main(arguments: list[str]) -> int:
+    tree, *names = arguments
+    logging.getLogger("megatron_fixes").propagate = False
+    logging.getLogger("megatron_fixes").addHandler(logging.NullHandler())
+    prepare(Path(tree), "gloo")
+    import megatron.core.distributed
+
+    assert Path(tree) in Path(megatron.core.distributed.__file__).parents or guards.status()
+    print(json.dumps({name: DRILLS[name]() for name in names}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
