@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_fixes import events, guards
+from megatron_fixes.errors import MegatronFixesError
 from megatron_fixes.proofs.parent import prepare
 
 DRILLS: dict[str, Any] = {}
@@ -43,13 +44,17 @@ def each_rank(body: Any, ranks: int = 2, **more: Any) -> list[Any]:
 
 
 def model(**more: Any) -> Any:
-    """Real DDP over two layers, a bucket each, with a bomb between them."""
+    """Model parallelism, and real DDP over two layers with a bomb between them, a bucket a parameter."""
     from megatron.core import parallel_state
 
+    parallel_state.initialize_model_parallel()
+    return wrapped_model(**more)
+
+
+def wrapped_model(**more: Any) -> Any:
     from megatron_fixes.proofs.ddp import transformer_config, wrap
     from megatron_fixes.proofs.mf0002 import _Model
 
-    parallel_state.initialize_model_parallel()
     return wrap(_Model(), transformer_config(), instances=1, bucket_size=1, **more)
 
 
@@ -97,22 +102,24 @@ def identity() -> Any:
 def gradients() -> Any:
     """The same steps without guards, with them, and with a deadline; and what is tracked in a step."""
 
-    def body(rank: int, deadline_s: float | None = None) -> Any:
+    def body(rank: int) -> Any:
+        from megatron.core import parallel_state
+
+        parallel_state.initialize_model_parallel()
+        return {name: steps(rank, install) for name, install in phases.items()}
+
+    def steps(rank: int, install: Any) -> Any:
+        install()
         seen: list[Any] = []
-        ddp = model()
+        ddp = wrapped_model()
         digests = [
             step(ddp, rank, n, lambda: seen.append([[one.kind, one.place] for one in guards.outstanding()]))
             for n in range(3)
         ]
         return {"digests": digests, "tracked": seen, "left": len(guards.outstanding())}
 
-    plain = each_rank(body)
-    guards.install()
-    guarded = each_rank(body)
-    guards.install(deadline_s=20.0)
-    bounded = each_rank(body)
-    guards.uninstall()
-    return {"plain": plain, "guarded": guarded, "bounded": bounded}
+    phases = {"plain": guards.uninstall, "guarded": guards.install, "bounded": partial(guards.install, deadline_s=20.0)}
+    return each_rank(body)
 
 
 @drill
@@ -120,7 +127,7 @@ def abandoned() -> Any:
     """Steps of which the second is abandoned after its first bucket was dispatched, against the reference."""
     from megatron.core import parallel_state
 
-    from megatron_fixes.proofs.mf0002 import _recovery, _steps
+    from megatron_fixes.proofs.mf0002 import _recovery
 
     def both(rank: int) -> Any:
         return _recovery(rank, situations=("hooks", "no distributed optimizer", "schedule"))["situations"]
@@ -138,13 +145,12 @@ def abandoned() -> Any:
             began = time.monotonic()
             try:
                 ddp.zero_grad_buffer()
-            except Exception as error:
+            except (MegatronFixesError, RuntimeError) as error:
                 return [type(error).__name__, str(error), time.monotonic() - began]
             return None
         time.sleep(1.5)
         return None
 
-    del _steps
     guards.install(deadline_s=0.7)
     result = {"both": each_rank(both), "alone": each_rank(alone)}
     guards.uninstall()
@@ -159,11 +165,11 @@ def late() -> Any:
         ddp = model()
         step(ddp, rank, 0)
         if rank == 1:
-            time.sleep(2.5)
+            time.sleep(2.0)
         began = time.monotonic()
         try:
             step(ddp, rank, 1)
-        except Exception as error:
+        except (MegatronFixesError, RuntimeError) as error:
             return [type(error).__name__, str(error), getattr(error, "missing", None), time.monotonic() - began]
         return None
 
@@ -249,8 +255,8 @@ def main(arguments: list[str]) -> int:
     prepare(Path(tree), "gloo")
     import megatron.core.distributed
 
-    assert Path(tree) in Path(megatron.core.distributed.__file__).parents or guards.status()
-    print(json.dumps({name: DRILLS[name]() for name in names}))
+    assert Path(tree) in Path(megatron.core.distributed.__file__).parents
+    sys.stdout.write(json.dumps({name: DRILLS[name]() for name in names}))
     return 0
 
 

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The watcher tells each late collective of a device once, asks nothing of those in time, and its thread ends."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from megatron_fixes import events
+from megatron_fixes.guards import late, watcher
+from megatron_fixes.guards.handles import is_complete, works_of
+from megatron_fixes.guards.ledger import GRADIENTS, Ledger
+
+
+class Work:
+    """Of a device: asked, never waited for."""
+
+    def __init__(self) -> None:
+        self.done, self.asked = False, 0
+
+    def is_completed(self) -> bool:
+        self.asked += 1
+        return self.done
+
+
+class Handle:
+    """As c10d's coalescing manager."""
+
+    def __init__(self, *works: Work) -> None:
+        self.works = list(works)
+
+
+class BucketGroup:
+    """What is looked at of one."""
+
+    def __init__(self, handle: Handle | None) -> None:
+        data = SimpleNamespace(is_cuda=True, numel=lambda: 64)
+        self.buckets = [SimpleNamespace(grad_data=data)]
+        self.ddp_config = SimpleNamespace(use_distributed_optimizer=True)
+        self.grad_reduce_handle: Handle | None = handle
+
+
+@pytest.fixture
+def heard() -> Iterator[list[events.Event]]:
+    told: list[events.Event] = []
+    end = events.subscribe(told.append)
+    yield told
+    end()
+
+
+def noted(ledger: Ledger, work: Work) -> BucketGroup:
+    bucket_group = BucketGroup(Handle(work))
+    ledger.note(bucket_group, GRADIENTS, sys._getframe())
+    return bucket_group
+
+
+def test_a_late_collective_is_told_once_with_place_and_sizes(heard: list[events.Event]) -> None:
+    ledger = Ledger()
+    held = noted(ledger, Work())
+    looking = watcher.Watcher(ledger, late.Terms(deadline_s=0.05))
+    looking.look()
+    assert heard == []
+    time.sleep(0.06)
+    looking.look()
+    looking.look()
+    (event,) = heard
+    assert event.name == "collective-late" and event.fields["bucket_elements"] == (64,)
+    assert "test_watcher.py:" in event.fields["place"] and held.grad_reduce_handle is not None
+
+
+def test_works_are_not_asked_before_the_deadline_nor_after_they_are_complete(heard: list[events.Event]) -> None:
+    ledger, work = Ledger(), Work()
+    held = noted(ledger, work)
+    terms = late.Terms(deadline_s=60.0)
+    looking = watcher.Watcher(ledger, terms)
+    looking.look()
+    assert work.asked == 0
+    work.done, terms.deadline_s = True, 1e-9
+    looking.look()
+    looking.look()
+    assert work.asked == 1 and heard == [] and held.grad_reduce_handle is not None
+
+
+def test_without_a_deadline_nothing_is_told(heard: list[events.Event]) -> None:
+    ledger = Ledger()
+    held = noted(ledger, Work())
+    watcher.Watcher(ledger, late.Terms()).look()
+    assert heard == [] and held
+
+
+def test_what_megatron_let_go_of_is_not_outstanding() -> None:
+    ledger = Ledger()
+    kept, finished, gone = (noted(ledger, Work()) for _ in range(3))
+    finished.grad_reduce_handle = None
+    del gone
+    assert [one.bucket_group for one in ledger.outstanding()] == [kept]
+
+
+def test_there_is_one_thread_and_it_ends(heard: list[events.Event]) -> None:
+    ledger = Ledger()
+    held = noted(ledger, Work())
+    before = threading.active_count()
+    looking = watcher.Watcher(ledger, late.Terms(deadline_s=0.05))
+    looking.start()
+    looking.start()
+    assert threading.active_count() == before + 1
+    end = time.monotonic() + 5
+    while not heard and time.monotonic() < end:
+        time.sleep(0.01)
+    assert [event.name for event in heard] == ["collective-late"] and held
+    looking.stop()
+    while threading.active_count() > before and time.monotonic() < end:
+        time.sleep(0.01)
+    assert threading.active_count() == before and not looking.running
+
+
+def test_the_works_of_every_kind_of_handle_are_found() -> None:
+    work = Work()
+    for handle in (Handle(work), SimpleNamespace(handles=[work]), SimpleNamespace(all_to_all_handle=work), work):
+        assert works_of(handle) == [work] and not is_complete(handle)
+    assert works_of(SimpleNamespace(handles=None)) == [] and works_of(object()) == []
