@@ -79,6 +79,10 @@ class GuardSettings:
     deadline_s: Setting[float | None]
     abort: Setting[bool]
 
+    def all(self) -> tuple[Setting[tuple[str, ...]], Setting[float | None], Setting[bool]]:
+        """Every setting, for printing."""
+        return self.names, self.deadline_s, self.abort
+
 
 def cache_dir(argument: str | Path | None = None) -> Setting[Path]:
     """Where fetched Megatron-LM releases and the overlay's files are kept.

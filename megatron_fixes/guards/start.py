@@ -74,7 +74,9 @@ def _put_in(settings: config.GuardSettings) -> None:
         raise UsageError(
             "got no wrapt, which the guards need", hint="Install megatron-fixes with its extra: megatron-fixes[guards]."
         ) from error
-    if _is_loaded():
+    if (module := sys.modules.get(TRIGGER)) is not None:
+        if getattr(module.__spec__, "_initializing", False):
+            raise UsageError(f"got {TRIGGER} half imported", hint="Install guards before or after it is imported.")
         _attach(settings)
         return
     for name in settings.names.value:
@@ -82,11 +84,6 @@ def _put_in(settings: config.GuardSettings) -> None:
     if not _hooked:
         _hooked = True
         wrapt.register_post_import_hook(_megatron_is_there, TRIGGER)
-
-
-def _is_loaded() -> bool:
-    module = sys.modules.get(TRIGGER)
-    return module is not None and not getattr(module.__spec__, "_initializing", False)
 
 
 def _megatron_is_there(_: ModuleType) -> None:

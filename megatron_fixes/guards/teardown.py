@@ -20,6 +20,7 @@ from torch.distributed import distributed_c10d as c10d
 from megatron_fixes.collectives.context import DRAIN_S
 from megatron_fixes.errors import MegatronFixesError
 from megatron_fixes.events import Event, emit
+from megatron_fixes.guards.attach import innermost
 from megatron_fixes.guards.handles import drain
 from megatron_fixes.guards.late import TERMS
 from megatron_fixes.guards.ledger import LEDGER
@@ -34,7 +35,7 @@ _told: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def destroy_model_parallel(wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
     """Drain, destroy, and tell what is left."""
-    state = getattr(wrapped, "__globals__", {})
+    state = getattr(innermost(wrapped), "__globals__", {})
     before = list(dict.fromkeys(groups_in(state)))
     _drain()
     result = wrapped(*args, **kwargs)

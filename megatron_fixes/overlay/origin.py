@@ -12,6 +12,7 @@ import sys
 from dataclasses import asdict, dataclass
 
 from megatron_fixes import __version__, config
+from megatron_fixes.errors import UsageError
 from megatron_fixes.overlay import start
 from megatron_fixes.overlay.process import finders_before
 
@@ -74,8 +75,16 @@ def where_from() -> Facts:
         installed_by=start.installed_by,
         finders_before=tuple(finders_before(start.FINDER)),
         trees=tuple(folder for folder in dict.fromkeys(map(os.path.abspath, sys.path)) if _holds_core(folder)),
-        settings=tuple(_setting(setting) for setting in config.overlay_settings().all()),
+        settings=(*(_setting(setting) for setting in config.overlay_settings().all()), *_guard_settings()),
     )
+
+
+def _guard_settings() -> tuple[dict[str, str], ...]:
+    """Those of the guards; if they can't be read, what is wrong with them."""
+    try:
+        return tuple(_setting(setting) for setting in config.guard_settings().all())
+    except UsageError as error:
+        return ({"name": config.GUARDS, "value": error.message, "source": error.context},)
 
 
 def _site_folders() -> tuple[str, ...]:

@@ -82,6 +82,16 @@ def test_they_are_installed_when_megatron_is_imported(how: str) -> None:
     assert told(code, **variables) == (["lifecycle", "teardown"], "")
 
 
+def test_beside_the_overlay_both_are_in_force() -> None:
+    code = BY_PTH + IMPORT.format(tree=str(tree_of("0.16.1")))
+    code += """import json, megatron_fixes
+from megatron_fixes import guards
+status = megatron_fixes.status()
+print(json.dumps([guards.status().installed, len(status.in_force), [one.line for one in status.refusals]]))"""
+    (installed, in_force, refusals), said = told(code, **{GUARDS: "all", "MEGATRON_FIXES": "all"})
+    assert (tuple(installed), refusals, said) == (GUARD_NAMES, [], "") and in_force > 10
+
+
 def test_installed_by_name_before_megatron_they_wait_for_it() -> None:
     code = "from megatron_fixes import guards\nwaiting = guards.install(['streams']).waiting\n"
     code += IMPORT.format(tree=str(tree_of("0.16.1")))

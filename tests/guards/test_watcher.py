@@ -124,3 +124,22 @@ def test_the_works_of_every_kind_of_handle_are_found() -> None:
     for handle in (Handle(work), SimpleNamespace(handles=[work]), SimpleNamespace(all_to_all_handle=work), work):
         assert works_of(handle) == [work] and not is_complete(handle)
     assert works_of(SimpleNamespace(handles=None)) == [] and works_of(object()) == []
+
+
+def test_the_group_of_a_late_collective_is_aborted_if_asked_for(
+    heard: list[events.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Record:
+        name, ranks, rank, aborted = "7", (0, 1), 0, 0
+
+        def abort(self) -> None:
+            self.aborted += 1
+
+    record, ledger = Record(), Ledger()
+    monkeypatch.setattr(late, "record_of", lambda _: record)
+    held = noted(ledger, Work())
+    for abort in (False, True):
+        error = late.tell_late(ledger.outstanding()[0], 1.0, late.Terms(1.0, abort))
+        assert record.aborted == abort and "process group 7 of ranks [0, 1]" in error.message
+    # The second time it is not told again.
+    assert [event.fields["aborted"] for event in heard] == [False] and held

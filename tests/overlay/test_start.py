@@ -71,6 +71,9 @@ def test_where_from_names_the_pth_and_the_tree(env: Any) -> None:
         "MEGATRON_FIXES",
         "MEGATRON_FIXES_STRICT",
         "MEGATRON_FIXES_CACHE",
+        "MEGATRON_GUARDS",
+        "MEGATRON_GUARDS_DEADLINE_S",
+        "MEGATRON_GUARDS_ABORT",
     ]
 
 
