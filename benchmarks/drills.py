@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happens when collectives go wrong: bare torch.distributed beside ``AllReduceContext``, in the same drills.
 
-``python benchmarks/drills.py [--markdown] [DRILL …]``. Each drill runs on real ranks (gloo over loopback) twice: as
-code on torch alone is usually written, and with a context or ``groups``. The process groups' own timeout is 8 s, the
-context's deadline 1 s. Told is how each rank ended: what it returned or raised, after how many seconds, or that a
-signal killed it, or that it was still running at the end. ``tests/collectives`` holds what the second column must be.
+``python benchmarks/drills.py [--backend nccl] [--markdown] [DRILL …]``. Each drill runs on two real ranks (gloo over
+loopback, or NCCL with a GPU each) twice: as code on torch alone is usually written, and with a context or ``groups``.
+With NCCL the host then waits for the device, as a step does that reads its loss. The process groups' own timeout is
+8 s, the context's deadline 1 s. Told is how each rank ended: what it returned or raised, after how many seconds, or
+that a signal killed it, or that it was still running at the end. ``tests/collectives`` holds what the second column
+must be.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_fixes.collectives import AllReduceContext, groups
+from megatron_fixes.proofs.proof import Backend
 from megatron_fixes.proofs.world import Ended, run
 
 TIMEOUT_S, DEADLINE_S, END_S = 8.0, 1.0, 20.0
@@ -44,13 +47,15 @@ class Drill:
 
 def ones(count: int = 4) -> torch.Tensor:
     """Something to reduce."""
-    return torch.ones(count)
+    return torch.ones(count, device="cuda" if dist.get_backend() == "nccl" else "cpu")
 
 
 def told(call: Callable[[], Any]) -> str:
     """What a call ended with."""
     try:
         value = call()
+        if dist.is_initialized() and dist.get_backend() == "nccl":
+            torch.cuda.synchronize()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what we want to know
         first = str(error).splitlines()[0] if str(error) else ""
         return f"{type(error).__name__}: {first[:160]}"
@@ -260,10 +265,10 @@ def ending(rank: Ended) -> str:
     return f"ended by {signal.Signals(-rank.code).name}" if rank.code < 0 else f"exit code {rank.code}: {last}"
 
 
-def drill_once(body: Body, ranks: int) -> list[str]:
+def drill_once(body: Body, ranks: int, backend: Backend) -> list[str]:
     """Run one body on its ranks."""
     with tempfile.TemporaryDirectory(prefix="megatron-fixes-") as folder:
-        ended = run(body, ranks, Path(folder), group_timeout_s=TIMEOUT_S, within_s=END_S)
+        ended = run(body, ranks, Path(folder), group_timeout_s=TIMEOUT_S, within_s=END_S, backend=backend)
     return [ending(rank) for rank in ended]
 
 
@@ -272,13 +277,14 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="what happens when collectives go wrong")
     parser.add_argument("drills", nargs="*", help="only those whose names contain one of these")
     parser.add_argument("--markdown", action="store_true", help="a table for the docs")
+    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
     options = parser.parse_args(arguments)
     report = {}
     for drill in DRILLS:
         if options.drills and not any(word in drill.name for word in options.drills):
             continue
         print(f"{drill.name} …", file=sys.stderr, flush=True)
-        bare, ours = drill_once(drill.bare, drill.ranks), drill_once(drill.ours, drill.ranks)
+        bare, ours = (drill_once(body, drill.ranks, options.backend) for body in (drill.bare, drill.ours))
         report[drill.name] = {"torch": bare, "megatron_fixes": ours}
     if not options.markdown:
         print(json.dumps(report, indent=1))

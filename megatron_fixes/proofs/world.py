@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts real ranks without Megatron, for tests and benchmarks of ``collectives``: forks with gloo over loopback.
+"""Starts real ranks without Megatron, for tests and benchmarks of ``collectives``: forks that meet over loopback.
 
 A rank that ends says how: what its body returned, its exit code or signal, and how long it took. None is left behind:
 the kernel ends them with the process that started them, and those still running at the deadline are killed by id.
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron_fixes.proofs.proof import Backend
 from megatron_fixes.proofs.ranks import ForkedRank, wait
 from megatron_fixes.proofs.rendezvous import join_store, keep_store
 
@@ -34,11 +35,15 @@ class Ended:
     log: str
 
 
-def _rank(body: Callable[[int], Any], rank: int, world_size: int, folder: Path, group_timeout_s: float) -> None:
+def _rank(
+    body: Callable[[int], Any], rank: int, world_size: int, folder: Path, group_timeout_s: float, backend: Backend
+) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
     timeout = timedelta(seconds=group_timeout_s)
-    dist.init_process_group("gloo", store=join_store(folder), rank=rank, world_size=world_size, timeout=timeout)
+    dist.init_process_group(backend, store=join_store(folder), rank=rank, world_size=world_size, timeout=timeout)
     began = time.monotonic()
     try:
         result = body(rank)
@@ -51,14 +56,23 @@ def _rank(body: Callable[[int], Any], rank: int, world_size: int, folder: Path, 
 
 
 def run(
-    body: Callable[[int], Any], world_size: int, folder: Path, *, group_timeout_s: float = 20.0, within_s: float = 30.0
+    body: Callable[[int], Any],
+    world_size: int,
+    folder: Path,
+    *,
+    group_timeout_s: float = 20.0,
+    within_s: float = 30.0,
+    backend: Backend = "gloo",
 ) -> list[Ended]:
-    """Run ``body(rank)`` on each rank, inside a default process group, and tell how each ended."""
+    """Run ``body(rank)`` on each rank, inside a default process group, and tell how each ended.
+
+    With NCCL each rank has a GPU, and this process must not have started CUDA.
+    """
     keeper = ForkedRank(lambda: keep_store(folder), folder / "store.log")
     began = time.monotonic()
     ranks = {
         rank: ForkedRank(
-            lambda rank=rank: _rank(body, rank, world_size, folder, group_timeout_s),  # type: ignore[misc]
+            lambda rank=rank: _rank(body, rank, world_size, folder, group_timeout_s, backend),  # type: ignore[misc]
             folder / f"{rank}.log",
         )
         for rank in range(world_size)
