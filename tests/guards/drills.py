@@ -194,7 +194,9 @@ def undispatched() -> Any:
         ddp = wrap(layers, transformer_config(), instances=instances, bucket_size=1)
         ended = []
         for number in range(3):
-            ddp.zero_grad_buffer()
+            # Some code zeroes by hand; what was dispatched ends with finish_grad_sync there too.
+            for part in (*ddp.buffers, *ddp.bucket_groups):
+                part.reset()
             used = ddp if number < 2 else layers[0]
             mean_square(used, batch(rank, number, 8)).backward()
             try:
@@ -234,9 +236,14 @@ def teardown() -> Any:
         ddp = model(distributed_optimizer=False)
         step(ddp, rank, 0)
         ddp.zero_grad_buffer()
+        keeps_groups = not hasattr(parallel_state, "_destroy_created_groups")
+        if keeps_groups and rank == 1:
+            time.sleep(0.5)
         ddp.start_grad_sync()
         outstanding = [one.handle for one in guards.outstanding()]
-        dist.barrier()
+        if not keeps_groups:
+            # gloo: a peer may still use a group that is destroyed here.
+            dist.barrier()
         parallel_state.destroy_model_parallel()
         parallel_state.destroy_model_parallel()
         complete = all(work.is_completed() for handle in outstanding for work in handle.works)

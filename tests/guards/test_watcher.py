@@ -101,6 +101,18 @@ def test_what_megatron_let_go_of_is_not_outstanding() -> None:
     assert [one.bucket_group for one in ledger.outstanding()] == [kept]
 
 
+def test_a_handle_counts_from_the_first_call_that_held_it() -> None:
+    ledger = Ledger()
+    bucket_group = noted(ledger, Work())
+    (first,) = ledger.outstanding()
+    # 0.16 and later: start_grad_sync does nothing if it is called again in the first batch.
+    assert ledger.note(bucket_group, GRADIENTS, sys._getframe()) is None
+    assert ledger.outstanding() == [first]
+    bucket_group.grad_reduce_handle = Handle(Work())
+    assert ledger.note(bucket_group, GRADIENTS, sys._getframe()) is not None
+    assert ledger.outstanding() != [first]
+
+
 def test_there_is_one_thread_and_it_ends(heard: list[events.Event]) -> None:
     ledger = Ledger()
     held = noted(ledger, Work())
