@@ -269,9 +269,13 @@ class AllReduceContext:
             place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
             within_s = self._deadline_s or signatures.COMPARE_S
             signatures.compare(record, requests.describe(asked), place, within_s)
-        tensors = [tensor for request in asked for tensor in request.tensors]
-        with self._order.communication(*tensors) as communication:
+        communication = None
+        if self._order.stream is None:
             works = requests.issue(asked, group)
+        else:
+            tensors = [tensor for request in asked for tensor in request.tensors]
+            with self._order.communication(*tensors) as communication:
+                works = requests.issue(asked, group)
         operation = Operation(asked, works, record, frame, communication=communication, checked=self._checked)
         record.count += 1
         self._operations.append(operation)

@@ -43,12 +43,12 @@ class Operation:
         record: GroupRecord,
         frame: FrameType,
         *,
-        communication: Communication,
+        communication: Communication | None,
         checked: bool,
     ) -> None:
         self._record = record
         self._requests: Sequence[Request] = requests
-        self._communication: Communication | None = communication
+        self._communication = communication
         self.works = works
         self.sequence = record.count
         self.state: State = "issued"
