@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from megatron_fixes.collectives.lifecycle import State, move
 from megatron_fixes.collectives.registry import Adrift
 from megatron_fixes.collectives.requests import describe
-from megatron_fixes.collectives.waiting import ended
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,9 +66,8 @@ class Operation:
 
     @property
     def under_way(self) -> bool:
-        """Whether the back end may still read or write its tensors; on the CPU the host may block for a millisecond."""
-        on_device = self.on_device
-        return not all(ended(work, on_device=on_device) for work in self.works)
+        """Whether the back end may still read or write its tensors."""
+        return not all(work.is_completed() for work in self.works)
 
     @property
     def on_device(self) -> bool:
@@ -88,7 +86,7 @@ class Operation:
             self._release()
         elif state in ("aborted", "dropped"):
             if self.under_way:
-                self._record.adrift.append(Adrift(self.works, self._requests, self.on_device))
+                self._record.adrift.append(Adrift(self.works, self._requests))
             self._release()
 
     def _release(self) -> None:

@@ -20,7 +20,6 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from megatron_fixes.collectives.errors import GroupDestroyedError
-from megatron_fixes.collectives.waiting import ended
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +52,6 @@ class Adrift(NamedTuple):
 
     works: list[Any]
     requests: Any
-    on_device: bool
 
 
 class GroupRecord:
@@ -134,7 +132,7 @@ class GroupRecord:
 
     def sweep(self) -> int:
         """Let go of what has become complete; how many are still under way."""
-        self.adrift = [one for one in self.adrift if not all(ended(w, on_device=one.on_device) for w in one.works)]
+        self.adrift = [one for one in self.adrift if not all(work.is_completed() for work in one.works)]
         return len(self.adrift)
 
     def abort(self) -> None:

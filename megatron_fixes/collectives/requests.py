@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from megatron_fixes.collectives.waiting import ThreadedWork
 from megatron_fixes.errors import UsageError
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def issue(requests: Sequence[Request], group: Any) -> list[Any]:
         UsageError: The requests of a run are not of one kind; nothing was issued.
     """
     if len(requests) == 1:
-        return [requests[0].issue(group)]
+        return _works([requests[0].issue(group)], requests[0])
     if len({(request.kind, str(request.op)) for request in requests}) > 1:
         raise UsageError(
             f"got a run of {describe(requests)}, expected collectives of one kind and one operation",
@@ -72,4 +73,10 @@ def issue(requests: Sequence[Request], group: Any) -> list[Any]:
     with c10d._coalescing_manager(group, async_ops=True) as manager:
         for request in requests:
             request.issue(group)
-    return list(manager.works)
+    return _works(list(manager.works), requests[0])
+
+
+def _works(works: list[Any], request: Request) -> list[Any]:
+    if request.kind == "reduce_scatter" and not request.tensors[0].is_cuda:
+        return [ThreadedWork(work) for work in works]
+    return works

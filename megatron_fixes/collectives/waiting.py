@@ -9,6 +9,7 @@ Source: ``Work.wait`` of torch.distributed; NCCL's takes a timeout only in block
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -50,28 +51,47 @@ def wait_for(works: Iterable[Any], deadline: float | None, *, on_device: bool) -
                 # gloo takes a timeout of zero for none.
                 work.wait(timedelta(seconds=max(left, TICK_S)))
             except RuntimeError:
-                # A work that failed says that it is complete, except for gloo's reduce-scatter: see ``ended``.
-                if not work.is_completed() and time.monotonic() >= deadline - 2 * TICK_S:
+                # A work that failed is complete; one whose wait timed out is not.
+                if not work.is_completed():
                     raise DeadlinePassed from None
                 raise
 
 
-def ended(work: Any, *, on_device: bool) -> bool:
-    """Whether a work is over, well or not. On the CPU the host may block for a millisecond.
+class ThreadedWork:
+    """Stands for a work that takes no timeout and never says that it is complete: a thread of its own waits for it.
 
-    gloo's reduce-scatter never says that it is complete (torch 2.13): its last part runs in ``wait``. So a work that
-    does not say so is waited for as briefly as can be.
+    That is gloo's reduce-scatter (torch 2.13), whose last part, a copy of the result, runs in ``wait``. The thread ends
+    with the work; it is a daemon, so that the interpreter's exit doesn't wait for a peer.
     """
-    if work.is_completed():
-        return True
-    if on_device:
-        return False
-    began = time.monotonic()
-    try:
-        work.wait(timedelta(seconds=TICK_S))
-    except RuntimeError:
-        return time.monotonic() - began < 0.9 * TICK_S
-    return True
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+        self._ended = threading.Event()
+        self._error: RuntimeError | None = None
+        threading.Thread(target=self._wait, name="megatron-fixes-wait", daemon=True).start()
+
+    def _wait(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            self._error = error
+        self._work = None
+        self._ended.set()
+
+    def is_completed(self) -> bool:
+        """See ``torch.distributed.Work``."""
+        return self._ended.is_set()
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        """See ``torch.distributed.Work``.
+
+        Raises:
+            RuntimeError: It failed, or it is not complete at the timeout; then it goes on.
+        """
+        if not self._ended.wait(timeout.total_seconds() if timeout else None):
+            raise RuntimeError("Operation timed out!")
+        if self._error is not None:
+            raise self._error
 
 
 def _poll(work: Any, deadline: float) -> None:

@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,49 @@ def test_a_deadline_names_the_collective_and_the_rank_that_did_not_come(tmp_path
         assert "all_reduce sum float32[3, 5]" in text and "ranks [0, 1, 2] within 0.5 s" in text
         assert "test_context.py:" in text
         assert took < 3
+
+
+def test_a_deadline_holds_for_a_reduce_scatter_and_for_a_run_of_them(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        if rank == 1:
+            time.sleep(2)
+        part, parts = torch.empty(2), [torch.empty(1), torch.empty(1)]
+        context = AllReduceContext(deadline_s=0.3)
+        began = time.monotonic()
+        context.reduce_scatter(part, torch.arange(4.0))
+        with context.coalesced() as run_:
+            for one in parts:
+                run_.reduce_scatter(one, torch.ones(2))
+        late = [said(CollectiveTimeoutError, context.wait)] if rank == 0 else []
+        took = time.monotonic() - began
+        end = time.monotonic() + 20
+        while context.outstanding and time.monotonic() < end:
+            with suppress(CollectiveTimeoutError):
+                context.wait()
+        return [late, took, part.tolist(), [one.item() for one in parts]]
+
+    (late, took, *first), (_, _, *second) = results(run(body, 2, tmp_path))
+    assert "reduce_scatter sum float32[2] <- float32[4]" in late[0] and "ranks [1]" in late[0]
+    assert took < 1.9
+    assert (first, second) == ([[0.0, 2.0], [2.0, 2.0]], [[4.0, 6.0], [2.0, 2.0]])
+
+
+def test_a_dropped_reduce_scatter_blocks_nobody(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        if rank == 1:
+            time.sleep(2)
+        context: Any = AllReduceContext()
+        context.reduce_scatter(torch.empty(2), torch.ones(4))
+        began = time.monotonic()
+        del context
+        took = time.monotonic() - began
+        end = time.monotonic() + 10
+        while adrift() and time.monotonic() < end:
+            time.sleep(0.01)
+        return [took, adrift()]
+
+    for took, left in results(run(body, 2, tmp_path)):
+        assert took < 1 and left == 0
 
 
 def test_close_aborts_what_is_stuck_and_says_so_once(tmp_path: Path) -> None:

@@ -175,6 +175,8 @@ class Life:
             time.sleep(0.001)
         self.expect(not left, f"{left} collectives left")
         self.expect(len(c10d._world.pg_map) == GROUPS + 1, f"{len(c10d._world.pg_map)} groups left")
+        while threading.active_count() > 1 and time.monotonic() < end:
+            time.sleep(0.001)
         self.expect(threading.active_count() == 1, f"{threading.active_count()} threads")
         return self.faults
 
