@@ -32,6 +32,7 @@ from megatron_fixes.proofs.proof import Backend
 from megatron_fixes.proofs.world import Ended, run
 
 TIMEOUT_S, DEADLINE_S, END_S = 8.0, 1.0, 20.0
+HERE = str(Path(__file__).parent) + os.sep
 Body = Callable[[int], Any]
 
 
@@ -50,6 +51,13 @@ def ones(count: int = 4) -> torch.Tensor:
     return torch.ones(count, device="cuda" if dist.get_backend() == "nccl" else "cpu")
 
 
+def pair() -> Any:
+    """A process group of both ranks that has been used: NCCL connects in the first collective, and blocks the host."""
+    group = dist.new_group([0, 1])
+    dist.all_reduce(ones(), group=group)
+    return group
+
+
 def told(call: Callable[[], Any]) -> str:
     """What a call ended with."""
     try:
@@ -57,8 +65,8 @@ def told(call: Callable[[], Any]) -> str:
         if dist.is_initialized() and dist.get_backend() == "nccl":
             torch.cuda.synchronize()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what we want to know
-        first = str(error).splitlines()[0] if str(error) else ""
-        return f"{type(error).__name__}: {first[:160]}"
+        first = str(error).replace(HERE, "").splitlines()[0] if str(error) else ""
+        return f"{type(error).__name__}: {first[:200]}"
     return f"no error{'' if value is None else f': {value}'}"
 
 
@@ -70,7 +78,7 @@ def stop_when(rank: int, which: int, how: signal.Signals) -> None:
 
 def destroyed_bare(rank: int) -> Any:
     """A group is destroyed while a collective on it is under way, and used afterwards."""
-    group = dist.new_group([0, 1])
+    group = pair()
     work = dist.all_reduce(ones(), group=group, async_op=True) if rank == 0 else None
     dist.destroy_process_group(group)
     return [told(work.wait) if work else "", told(lambda: dist.all_reduce(ones(), group=group))]
@@ -78,7 +86,7 @@ def destroyed_bare(rank: int) -> Any:
 
 def destroyed_ours(rank: int) -> Any:
     """The same with us."""
-    group = dist.new_group([0, 1])
+    group = pair()
     context = AllReduceContext(group, deadline_s=DEADLINE_S)
     if rank == 0:
         context.all_reduce(ones())
@@ -88,7 +96,7 @@ def destroyed_ours(rank: int) -> Any:
 
 def one_rank_bare(rank: int) -> Any:
     """One rank destroys the group; the other goes on to use it."""
-    group = dist.new_group([0, 1])
+    group = pair()
     if rank == 0:
         dist.destroy_process_group(group)
         time.sleep(TIMEOUT_S + 1)
@@ -98,7 +106,7 @@ def one_rank_bare(rank: int) -> Any:
 
 def one_rank_ours(rank: int) -> Any:
     """The same with us."""
-    group = dist.new_group([0, 1])
+    group = pair()
     if rank == 0:
         said = told(lambda: groups.destroy(group, agree_s=DEADLINE_S))
         time.sleep(TIMEOUT_S + 1)
@@ -164,7 +172,7 @@ def _signalled(how: signal.Signals, *, ours: bool) -> Body:
 
 def orders_bare(rank: int) -> Any:
     """Ranks destroy their groups in different orders while a collective on one is under way."""
-    made = [dist.new_group([0, 1]) for _ in range(2)]
+    made = [pair() for _ in range(2)]
     works = [dist.all_reduce(ones(), group=made[rank], async_op=True)]
     said = [told(lambda group=group: dist.destroy_process_group(group)) for group in (made if rank else made[::-1])]
     return [*said, told(works[0].wait)]
@@ -172,7 +180,7 @@ def orders_bare(rank: int) -> Any:
 
 def orders_ours(rank: int) -> Any:
     """The same with us."""
-    made = [dist.new_group([0, 1]) for _ in range(2)]
+    made = [pair() for _ in range(2)]
     context = AllReduceContext(made[rank], deadline_s=DEADLINE_S)
     context.all_reduce(ones())
     return told(lambda: groups.destroy_all(agree_s=2 * DEADLINE_S).destroyed)
@@ -226,7 +234,7 @@ def dropped_ours(rank: int) -> Any:
     context: Any = AllReduceContext()
     context.all_reduce(ones())
     del context
-    return [message.replace(str(Path(__file__).parent) + os.sep, "") for message in heard]
+    return [message.replace(HERE, "") for message in heard]
 
 
 def sizes_bare(rank: int) -> Any:
@@ -267,8 +275,13 @@ def ending(rank: Ended) -> str:
 
 def drill_once(body: Body, ranks: int, backend: Backend) -> list[str]:
     """Run one body on its ranks."""
+
+    def connected(rank: int) -> Any:
+        dist.all_reduce(ones())
+        return body(rank)
+
     with tempfile.TemporaryDirectory(prefix="megatron-fixes-") as folder:
-        ended = run(body, ranks, Path(folder), group_timeout_s=TIMEOUT_S, within_s=END_S, backend=backend)
+        ended = run(connected, ranks, Path(folder), group_timeout_s=TIMEOUT_S, within_s=END_S, backend=backend)
     return [ending(rank) for rank in ended]
 
 

@@ -114,6 +114,9 @@ def forward_before_producer(at: Place, *, right: bool) -> None:
     loss.backward()
     assert weight.grad is not None
     weight.grad.sum()
+    if right:
+        # The gradient lies in memory of the stream that its backward ran on.
+        at.side.wait_stream(main)
 
 
 def input_written_under_way(at: Place, *, right: bool) -> None:
