@@ -111,7 +111,8 @@ class Observer:
         self.history = StreamHistory()
         self._recorded, self._frees, self._tools = recorded, frees, tools
         self._numbers = itertools.count()
-        self._events: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        # Kept, not held weakly: events of CUDA leave weak references to them dangling (torch 2.11).
+        self._events: dict[int, tuple[Any, int]] = {}
         self._storages: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._gone: deque[tuple[int, int, str]] = deque()
         self._collectives: dict[str, str] = {}
@@ -135,9 +136,9 @@ class Observer:
 
     def event(self, event: Any) -> Hashable:
         """The name in the history of an event."""
-        if event not in self._events:
-            self._events[event] = next(self._numbers)
-        return ("event", self._events[event])
+        if id(event) not in self._events:
+            self._events[id(event)] = event, next(self._numbers)
+        return ("event", self._events[id(event)][1])
 
     def settle(self) -> None:
         """Look at what was freed since; call it before anything else that is told."""
@@ -155,6 +156,7 @@ class Observer:
         """Let go of everything; what is freed later is not looked at."""
         self.settle()
         self._storages.clear()
+        self._events.clear()
         self._gone.clear()
 
     def runs(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
