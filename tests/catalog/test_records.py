@@ -38,7 +38,8 @@ def seen(release: str, fix_id: str) -> set[tuple[str, str]]:
             if (report["release"], report["backend"]) == (release, "nccl"):
                 found |= {(r["variant"], r["outcome"]) for r in report["results"] if r["id"] == fix_id}
         jobs = [job for job in record["torchrun"] if (job["release"], job["id"]) == (release, fix_id)]
-        found |= {("torchrun", job["outcome"]) for job in jobs if all(fix_id in fixes for fixes in job["in_force"])}
+        in_force = [job for job in jobs if all(fix_id in fixes for fixes in job.get("in_force", [[]]))]
+        found |= {("torchrun", job["outcome"]) for job in in_force}
     return found
 
 
