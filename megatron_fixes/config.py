@@ -146,7 +146,8 @@ def guard_settings(
     """
     environ = os.environ if environ is None else environ
     if names is not None:
-        names_setting = Setting(_guard_names(",".join(names), "argument"), "argument", GUARDS)
+        text = names if isinstance(names, str) else ",".join(names)
+        names_setting = Setting(_guard_names(text, "argument"), "argument", GUARDS)
     elif environ.get(GUARDS):
         source = f"environment {GUARDS}"
         names_setting = Setting(_guard_names(environ[GUARDS], source), source, GUARDS)
@@ -162,10 +163,20 @@ def guard_settings(
     if abort is not None:
         abort_setting = Setting(abort, "argument", ABORT)
     elif environ.get(ABORT):
-        abort_setting = Setting(environ[ABORT].strip().lower() not in OFF, f"environment {ABORT}", ABORT)
+        abort_setting = Setting(_aborts(environ[ABORT]), f"environment {ABORT}", ABORT)
     else:
         abort_setting = Setting(False, "default", ABORT)
     return GuardSettings(names_setting, deadline, abort_setting)
+
+
+def _aborts(text: str) -> bool:
+    """Whether a word means yes. Aborting ends process groups, so a word that may mean anything is refused."""
+    word = text.strip().lower()
+    if word not in (*OFF, *ON):
+        raise UsageError(
+            f"got {text!r}, expected 1 or 0", context=f"environment {ABORT}", hint="Correct the value, or unset it."
+        )
+    return word in ON
 
 
 def _guard_names(text: str, source: str) -> tuple[str, ...]:

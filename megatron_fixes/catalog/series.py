@@ -80,9 +80,9 @@ class Series:
 
 
 def listed(series_file: Path) -> list[tuple[int, str]]:
-    """The names a series file lists, with their lines; blank lines and ``#`` comments are passed over."""
+    """The names a series file lists, with their lines; blank lines and what stands behind ``#`` are passed over."""
     lines = enumerate(series_file.read_text("utf-8").split("\n"), start=1)
-    return [(number, line.strip()) for number, line in lines if line.strip() and not line.lstrip().startswith("#")]
+    return [(number, name) for number, line in lines if (name := line.partition("#")[0].strip())]
 
 
 def load_series(root: Path, line: str) -> Series:

@@ -15,7 +15,7 @@ import click
 from megatron_fixes.catalog import without_local
 from megatron_fixes.catalog.ranges import compact
 from megatron_fixes.cli import output
-from megatron_fixes.cli.options import GATED, as_typed, json_option, named, note_tree_here
+from megatron_fixes.cli.options import as_typed, json_option, named, note_tree_here
 from megatron_fixes.errors import RefusedError
 from megatron_fixes.patching.shell import shown
 
@@ -230,7 +230,7 @@ def _print(target: Target, rows: Sequence[Row], catalog: Catalog, where: str, li
         if sentence:
             output.say(sentence, "bold yellow")
     if command := by_name(rows, catalog, where):
-        output.say(f"next: {command}  # {GATED}")
+        output.say(f"only by name: {command}")
     if others := from_other_patches(target, catalog):
         output.say(other_patches_sentence(others), "bold yellow")
         output.say(f"next: {renew(where)}")

@@ -13,7 +13,8 @@ Order: collectives wait for the stream that is current at the call (and run behi
 ``wait`` the then current stream is ordered after them. The host blocks in ``wait`` on the CPU, and on CUDA only if
 there is a deadline.
 
-Not handled: use by several threads at once, and collectives that others issue on the group.
+Not handled: use by several threads at once; collectives that others issue on the group; and ranks that are in different
+steps: where one left a step before it issued anything, its next collective pairs with its peers' of that step.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ if TYPE_CHECKING:
 DRAIN_S = 30.0
 # The same at the exit of the interpreter, where bare gloo blocks until the group's own timeout.
 EXIT_S = 5.0
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value > 0
 
 
 class Run:
@@ -106,11 +111,13 @@ class AllReduceContext:
             and if another one waits, the allocator is told. None: the current one.
         deadline_s: From each ``wait`` on, in seconds; also bounds ``close``. None: as torch does, that is the group's
             own timeout, and on CUDA ``wait`` does not block the host.
-        checked: Compare with all ranks before each collective, and watch for writes to tensors under way. For tests and
-            for finding a fault: it costs a round trip through the store each time. The same on all ranks.
+        checked: Compare with all ranks before each collective, and watch for writes to what it reads while it is under
+            way. For tests and for finding a fault: it costs a round trip through the store each time. The same on all
+            ranks.
 
     Raises:
         GroupDestroyedError: The group is gone.
+        UsageError: An argument is none of these.
     """
 
     def __init__(
@@ -118,8 +125,10 @@ class AllReduceContext:
     ) -> None:
         self._operations: list[Operation] = []
         self._closed = True  # until it is made, for the destructor
-        if deadline_s is not None and not deadline_s > 0:
-            raise UsageError(f"got deadline_s={deadline_s}, expected more than 0 seconds, or None")
+        if deadline_s is not None and not _is_time(deadline_s):
+            raise UsageError(f"got deadline_s={deadline_s!r}, expected more than 0 seconds, or None")
+        if stream is not None and not hasattr(stream, "wait_stream"):
+            raise UsageError(f"got stream={stream!r}, expected a stream of torch.cuda, or None")
         self._record = registry.record_of(group)
         self._order, self._deadline_s, self._checked = StreamOrder(stream), deadline_s, checked
         self._record.contexts.add(self)
@@ -139,11 +148,12 @@ class AllReduceContext:
         """Reduce a tensor in place over all ranks.
 
         Args:
-            tensor: Any shape and dtype that the back end takes; read and written until ``wait``, kept alive till then.
+            tensor: Contiguous, any shape, a dtype that the back end takes; read and written until ``wait``, kept alive
+                till then.
             op: Of ``torch.distributed.ReduceOp``.
 
         Raises:
-            GroupDestroyedError, ClosedContextError: Nothing was issued.
+            GroupDestroyedError, ClosedContextError, UsageError: Nothing was issued.
             CollectiveMismatchError, CollectiveTimeoutError: In checked mode; nothing was issued.
         """
         return self._issue((requests.Request("all_reduce", (tensor,), op),), sys._getframe(1))
@@ -206,18 +216,19 @@ class AllReduceContext:
         """
         self._close(self._deadline_s or DRAIN_S)
 
-    def _close(self, within_s: float) -> None:
+    def _close(self, within_s: float | None) -> None:
         if self._closed:
             return
         self._closed = True
         self._record.contexts.discard(self)
         first: MegatronFixesError | None = None
-        end = time.monotonic() + within_s
+        end = None if within_s is None else time.monotonic() + within_s
         for operation in tuple(self._operations):
             try:
-                self._wait((operation,), max(end - time.monotonic(), 0.001))
+                self._wait((operation,), None if end is None else max(end - time.monotonic(), 0.001))
             except CollectiveTimeoutError as error:
                 self._abort()
+                error.hint = "The group was given up: make it anew on all its ranks."
                 raise error from None
             except MegatronFixesError as error:
                 first = first or error
@@ -225,16 +236,15 @@ class AllReduceContext:
             raise first
 
     def __enter__(self) -> Self:
+        self._require()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if kind is None:
-            try:
-                self.wait()
-            finally:
-                self.close()
+            # One deadline for all: close() waits, and tells what is stuck.
+            self._close(self._deadline_s)
             return
         try:
             self.close()
@@ -263,6 +273,7 @@ class AllReduceContext:
 
     def _issue(self, asked: Sequence[requests.Request], frame: FrameType) -> Handle:
         group, record = self._require(), self._record
+        requests.check(asked, len(record.ranks))
         if record.adrift:
             record.sweep()
         if self._checked:

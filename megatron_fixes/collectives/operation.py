@@ -97,5 +97,10 @@ class Operation:
 
 
 def versions(requests: Sequence[Request]) -> tuple[int, ...]:
-    """How often each tensor was written to; tensors of inference mode do not count."""
-    return tuple(-1 if t.is_inference() else t._version for request in requests for t in request.tensors)
+    """How often each tensor was written to that only the program writes to, and the one of a single all-reduce.
+
+    gloo copies other results through torch, which counts as a write. Tensors of inference mode do not count.
+    """
+    alone = len(requests) == 1
+    tensors = [tensor for request in requests for tensor in (request.tensors[1:] or (request.tensors if alone else ()))]
+    return tuple(-1 if tensor.is_inference() else tensor._version for tensor in tensors)

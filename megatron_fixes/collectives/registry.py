@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from megatron_fixes.collectives.errors import GroupDestroyedError
+from megatron_fixes.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,7 +156,8 @@ def record_of(group: Any = None) -> GroupRecord:
     """The record of a process group; of the default group if None.
 
     Raises:
-        GroupDestroyedError: There is no default group, or c10d does not list this one.
+        GroupDestroyedError: There is no default group, or c10d does not list this one, or it is of before a fork.
+        UsageError: It is no process group.
     """
     if group is None:
         if not dist.is_initialized():
@@ -163,8 +165,13 @@ def record_of(group: Any = None) -> GroupRecord:
                 "got no process group, and there is no default one", hint="Call init_process_group first."
             )
         group = dist.group.WORLD
+    if not isinstance(group, dist.ProcessGroup):
+        raise UsageError(
+            f"got {group!r}, expected a process group that this rank is in",
+            hint="new_group gives a rank that is not in the group no group: make contexts on its ranks only.",
+        )
     record = _records.get(group)
-    if record is not None and record.forks == _forks:
+    if record is not None:
         record.require("a context")
         return record
     if group not in c10d._world.pg_map:

@@ -51,6 +51,30 @@ class Request:
         return f"{self.kind}{op} {sizes}"
 
 
+def check(requests: Sequence[Request], world_size: int) -> None:
+    """Refuse what back ends reduce wrongly without an error, or refuse without saying where.
+
+    Raises:
+        UsageError: A tensor is not contiguous, or the sizes or types of output and input do not go together.
+    """
+    for request in requests:
+        if not all(tensor.is_contiguous() for tensor in request.tensors):
+            raise UsageError(
+                f"got {request} of strides {[tensor.stride() for tensor in request.tensors]}, expected contiguous ones",
+                hint="Reduce tensor.contiguous() and copy the result back: gloo reduces other elements, with no error.",
+            )
+        if len(request.tensors) == 1:
+            continue
+        output, tensor = request.tensors
+        whole, part = (output, tensor) if request.kind == "all_gather" else (tensor, output)
+        if whole.numel() != part.numel() * world_size or whole.dtype != part.dtype:
+            raise UsageError(
+                f"got {request} on {world_size} ranks, expected the same type, and {world_size} times the elements of "
+                "one in the other",
+                hint="Make the larger tensor as large as the smaller one of all ranks.",
+            )
+
+
 def describe(requests: Sequence[Request]) -> str:
     """The requests of one operation in one line; equal lines belong together on all ranks."""
     first, *more = map(str, requests)

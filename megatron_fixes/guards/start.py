@@ -99,11 +99,16 @@ def _megatron_is_there(_: ModuleType) -> None:
 def _attach(settings: config.GuardSettings) -> None:
     from megatron_fixes.guards import attach, late, lifecycle, streams, teardown
 
-    names = [name for name in settings.names.value if name not in {one.guard for one in _attached}]
+    already = {one.guard for one in _attached}
+    names = [name for name in settings.names.value if name not in already]
     wrappers = {**streams.WRAPPERS, **lifecycle.WRAPPERS, **teardown.WRAPPERS}
     added = attach.attach([point for point in POINTS if point.guard in names], wrappers)
     _attached.extend(added)
-    late.TERMS.deadline_s, late.TERMS.abort = settings.deadline_s.value, settings.abort.value
+    # What is in force stays, unless it is named anew.
+    if not already or settings.deadline_s.source != "default":
+        late.TERMS.deadline_s = settings.deadline_s.value
+    if not already or settings.abort.source != "default":
+        late.TERMS.abort = settings.abort.value
     if "streams" in names:
         streams.look_first()
 

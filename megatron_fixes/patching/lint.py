@@ -43,6 +43,10 @@ _HUNK_LINE = re.compile(r"@@ -(?P<old>\d+)(,\d+)? \+\d+(,\d+)? @@.*")
 _ASSERT = re.compile(r"\s*assert\b")
 
 
+# So that whoever applies a series with plain git can leave it out.
+GATED = "# gated"
+
+
 def lint(root: Path, matrix: Matrix) -> list[Fault]:
     """Check every line's folder below ``patches/`` against the rules and the matrix.
 
@@ -77,6 +81,11 @@ def _lint_line(folder: Path, matrix: Matrix) -> Iterator[Fault]:
             continue
         header, faults = _lint_patch(folder / name, folder.name, matrix)
         yield from faults
+        gated = header is not None and header.numerics == "gated"
+        if header and gated != (GATED in series.read_text("utf-8").split("\n")[number - 1]):
+            yield Fault(
+                *place, f"{name} has Numerics {header.numerics}, expected {GATED!r} behind gated ones, and only there"
+            )
         for required in header.requires if header else ():
             if required not in before:
                 yield Fault(*place, f"{name} requires {required}, expected it earlier in the series")

@@ -364,6 +364,81 @@ def test_checked_mode_finds_a_write_before_the_wait(tmp_path: Path) -> None:
         assert "test_context.py:" in text and "all_reduce" in text
 
 
+def test_checked_mode_leaves_alone_what_only_the_back_end_wrote(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        for _ in range(30):
+            with AllReduceContext(checked=True) as context:
+                context.all_gather(torch.zeros(4), ones(2))
+                context.reduce_scatter(torch.zeros(2), ones())
+                with context.coalesced() as run_:
+                    run_.all_reduce(ones())
+                    run_.all_reduce(ones())
+        return True
+
+    assert results(run(body, 2, tmp_path)) == [True, True]
+
+
+def test_what_a_back_end_would_reduce_wrongly_is_refused(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        buffer = torch.arange(8.0) + 1
+        with AllReduceContext() as context:
+            texts = [
+                said(UsageError, lambda: context.all_reduce(buffer[::2])),
+                said(UsageError, lambda: context.reduce_scatter(torch.empty(3), ones())),
+                said(UsageError, lambda: context.all_gather(torch.empty(4).double(), ones(2))),
+            ]
+            context.all_reduce(buffer)
+        return [texts, buffer.tolist()]
+
+    for (strides, sizes, types), buffer in results(run(body, 2, tmp_path)):
+        assert "of strides [(2,)], expected contiguous" in strides
+        assert "reduce_scatter sum float32[3] <- float32[4] on 2 ranks" in sizes
+        assert "float64[4] <- float32[2]" in types
+        assert buffer == [2.0 * number for number in range(1, 9)]
+
+
+def test_a_group_that_this_rank_is_not_in_and_what_is_no_group_are_refused(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        group = dist.new_group([0])
+        outside = said(UsageError, lambda: AllReduceContext(group)) if rank == 1 else ""
+        dist.barrier()
+        wrong = [
+            said(UsageError, lambda: AllReduceContext("x")),
+            said(UsageError, lambda: AllReduceContext(deadline_s="3")),  # type: ignore[arg-type]
+            said(UsageError, lambda: AllReduceContext(stream=3)),
+        ]
+        return [outside, wrong]
+
+    (_, _), (outside, wrong) = results(run(body, 2, tmp_path))
+    assert "a process group that this rank is in" in outside
+    assert ["'x'" in wrong[0], "'3'" in wrong[1], "stream=3" in wrong[2]] == [True] * 3
+
+
+def test_a_block_takes_one_deadline_and_can_not_begin_on_a_closed_context(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        group = dist.new_group([0, 1])
+        if rank == 1:
+            time.sleep(4)
+            return None
+        heard: list[str] = []
+        events.subscribe(lambda event: heard.append(event.name))
+        began = time.monotonic()
+        context = AllReduceContext(group, deadline_s=1.0)
+
+        def block() -> None:
+            with context:
+                context.all_reduce(ones())
+
+        text = said(CollectiveTimeoutError, block)
+        return [text, time.monotonic() - began, heard, said(ClosedContextError, context.__enter__)]
+
+    first, _ = run(body, 2, tmp_path)
+    assert first.result, first.log
+    text, took, heard, closed = first.result
+    assert "given up" in text and took < 3 and heard == []
+    assert "closed context" in closed
+
+
 def test_a_fork_can_not_use_the_groups_of_its_parent_and_does_not_disturb_them(tmp_path: Path) -> None:
     def body(rank: int) -> Any:
         context = AllReduceContext(deadline_s=10.0)
@@ -372,6 +447,7 @@ def test_a_fork_can_not_use_the_groups_of_its_parent_and_does_not_disturb_them(t
         child = os.fork()
         if child == 0:
             text = said(GroupDestroyedError, lambda: context.all_reduce(ones()))
+            said(GroupDestroyedError, AllReduceContext)
             del context
             os.write(write, text.encode())
             os._exit(0)

@@ -137,9 +137,13 @@ class Life:
             self.expect(not context.outstanding, f"outstanding after {what}")
 
     def left_by_exception(self, context: Any) -> None:
+        closed = context.closed
         try:
             with context:
+                self.expect(not closed, "a block began on a closed context")
                 raise KeyError
+        except ClosedContextError:
+            self.expect(closed, "told closed at the beginning of a block, is open")
         except KeyError:
             self.expect(context.closed, "open after an exception left its block")
 

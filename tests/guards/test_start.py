@@ -46,12 +46,14 @@ def test_settings_remember_where_they_came_from() -> None:
     assert (none.names.value, none.deadline_s.value, none.abort.value) == ((), None, False)
     assert guard_settings(environ={GUARDS: "1"}).names.value == GUARD_NAMES
     assert guard_settings(environ={}).names.source == "default"
+    assert guard_settings("teardown", environ={}).names.value == ("teardown",)
 
 
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
         ({GUARDS: "lifecycel,streams"}, "got the guard 'lifecycel', expected some of lifecycle, streams, teardown"),
+        ({ABORT: "maybe"}, "got 'maybe', expected 1 or 0"),
         ({DEADLINE: "soon"}, "got 'soon', expected a number of seconds"),
         ({DEADLINE: "-1"}, "more than 0"),
         ({DEADLINE: "nan"}, "expected a number of seconds"),
@@ -117,6 +119,23 @@ from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketG
 from megatron.core import parallel_state
 alone = [hasattr(f, "__wrapped__") for f in (group.start_grad_sync, parallel_state.destroy_model_parallel)]
 """
+
+
+def test_a_second_install_leaves_the_terms_of_the_first_unless_it_names_others() -> None:
+    tree = tree_of("0.16.1")
+    terms = "from megatron_fixes.guards.late import TERMS; seen.append([TERMS.deadline_s, TERMS.abort])\n"
+    code = (
+        IMPORT.format(tree=str(tree))
+        + "import json; from megatron_fixes import guards; seen = []\n"
+        + "guards.install(['lifecycle'], deadline_s=60, abort=True)\n"
+        + terms
+        + "guards.install(['teardown'])\n"
+        + terms
+        + "guards.install(deadline_s=5)\n"
+        + terms
+        + "print(json.dumps(seen))"
+    )
+    assert told(code)[0] == [[60.0, True], [60.0, True], [5.0, True]]
 
 
 def test_another_signature_is_refused_by_one_notice_and_megatron_is_left_alone(changed: Path) -> None:

@@ -99,6 +99,15 @@ def test_too_many_changed_lines_are_found(root: Path) -> None:
     assert any("expected at most 100" in fault for fault in faults(root))
 
 
+def test_a_gated_fix_must_be_marked_in_the_series_and_no_other(root: Path) -> None:
+    series = root / "core_v0.16" / "series"
+    text = series.read_text()
+    series.write_text(text.replace("  # gated", ""))
+    assert any("MF0023" in fault and "'# gated'" in fault for fault in faults(root))
+    series.write_text(text.replace(Path(P3).name, Path(P3).name + "  # gated"))
+    assert any("MF0003" in fault and "'# gated'" in fault for fault in faults(root))
+
+
 def test_a_wrong_name_and_a_wrong_folder_are_found(root: Path) -> None:
     (root / "v0.16").mkdir()
     (root / P1).rename(root / "core_v0.16" / "stream.patch")
