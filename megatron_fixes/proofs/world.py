@@ -11,7 +11,7 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -53,6 +53,17 @@ def _rank(
     report = json.dumps({"result": result, "seconds": time.monotonic() - began})
     (folder / f"{rank}.part").write_text(report)
     os.replace(folder / f"{rank}.part", folder / f"{rank}.json")
+
+
+def finish(rank: int) -> None:
+    """Let those go on that ``stay`` for this rank; called inside a body."""
+    dist.distributed_c10d._get_default_store().set(f"finished/{rank}", "1")
+
+
+def stay(ranks: Sequence[int], within_s: float = 60.0) -> None:
+    """Do nothing until some ranks have said that they finished; called inside a body."""
+    keys = [f"finished/{rank}" for rank in ranks]
+    dist.distributed_c10d._get_default_store().wait(keys, timedelta(seconds=within_s))
 
 
 def run(

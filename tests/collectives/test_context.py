@@ -30,7 +30,7 @@ from megatron_fixes.collectives import (
 )
 from megatron_fixes.collectives.registry import adrift
 from megatron_fixes.errors import UsageError
-from megatron_fixes.proofs.world import Ended, run
+from megatron_fixes.proofs.world import Ended, finish, run, stay
 
 
 def ones(count: int = 4) -> torch.Tensor:
@@ -129,83 +129,78 @@ def test_a_deadline_names_the_collective_and_the_rank_that_did_not_come(tmp_path
     def body(rank: int) -> Any:
         group = dist.new_group([0, 1, 2])
         if rank == 2:
-            time.sleep(4)
+            stay([0, 1])
             return None
-        began = time.monotonic()
         context = AllReduceContext(group, deadline_s=0.5)
         operation = context.all_reduce(torch.ones(3, 5))
         try:
             operation.wait()
         except CollectiveTimeoutError as error:
-            took = time.monotonic() - began
             assert operation.state == "issued" and context.outstanding == (operation.operation,)
-            return [str(error), list(error.missing or ()), took]
+            finish(rank)
+            return [str(error), list(error.missing or ())]
         raise AssertionError("no error")
 
     *waiting, _ = run(body, 3, tmp_path)
     for rank in waiting:
         assert rank.result, rank.log
-        text, missing, took = rank.result
+        text, missing = rank.result
         assert missing == [2]
         assert "all_reduce sum float32[3, 5]" in text and "ranks [0, 1, 2] within 0.5 s" in text
         assert "test_context.py:" in text
-        assert took < 3
 
 
 def test_a_deadline_holds_for_a_reduce_scatter_and_for_a_run_of_them(tmp_path: Path) -> None:
     def body(rank: int) -> Any:
         if rank == 1:
-            time.sleep(2)
+            stay([0])
         part, parts = torch.empty(2), [torch.empty(1), torch.empty(1)]
         context = AllReduceContext(deadline_s=0.3)
-        began = time.monotonic()
         context.reduce_scatter(part, torch.arange(4.0))
         with context.coalesced() as run_:
             for one in parts:
                 run_.reduce_scatter(one, torch.ones(2))
         late = [said(CollectiveTimeoutError, context.wait)] if rank == 0 else []
-        took = time.monotonic() - began
+        finish(rank)
         end = time.monotonic() + 20
         while context.outstanding and time.monotonic() < end:
             with suppress(CollectiveTimeoutError):
                 context.wait()
-        return [late, took, part.tolist(), [one.item() for one in parts]]
+        return [late, part.tolist(), [one.item() for one in parts]]
 
-    (late, took, *first), (_, _, *second) = results(run(body, 2, tmp_path))
+    (late, *first), (_, *second) = results(run(body, 2, tmp_path))
     assert "reduce_scatter sum float32[2] <- float32[4]" in late[0] and "ranks [1]" in late[0]
-    assert took < 1.9
     assert (first, second) == ([[0.0, 2.0], [2.0, 2.0]], [[4.0, 6.0], [2.0, 2.0]])
 
 
 def test_a_dropped_reduce_scatter_blocks_nobody(tmp_path: Path) -> None:
     def body(rank: int) -> Any:
         if rank == 1:
-            time.sleep(2)
+            stay([0])  # which it does for ever if the destructor of the other waits for this one
         context: Any = AllReduceContext()
         context.reduce_scatter(torch.empty(2), torch.ones(4))
-        began = time.monotonic()
         del context
-        took = time.monotonic() - began
+        finish(rank)
         end = time.monotonic() + 10
         while adrift() and time.monotonic() < end:
             time.sleep(0.01)
-        return [took, adrift()]
+        return adrift()
 
-    for took, left in results(run(body, 2, tmp_path)):
-        assert took < 1 and left == 0
+    assert results(run(body, 2, tmp_path)) == [0, 0]
 
 
 def test_close_aborts_what_is_stuck_and_says_so_once(tmp_path: Path) -> None:
     def body(rank: int) -> Any:
         group = dist.new_group([0, 1])
         if rank == 1:
-            time.sleep(3)
+            stay([0])
             return None
         context = AllReduceContext(group, deadline_s=0.3)
         context.all_reduce(ones())
         late = said(CollectiveTimeoutError, context.close)
         context.close()
         gone = said(GroupDestroyedError, lambda: AllReduceContext(group).all_reduce(ones()))
+        finish(rank)
         return [late, gone, said(ClosedContextError, lambda: context.all_reduce(ones()))]
 
     stuck, _ = run(body, 2, tmp_path)
@@ -223,7 +218,6 @@ def test_a_destroyed_group_is_an_error_at_the_call_and_at_the_wait(tmp_path: Pat
         if rank == 0:
             context.all_reduce(ones())
         dist.destroy_process_group(group)
-        began = time.monotonic()
         at_wait = said(GroupDestroyedError, context.wait) if rank == 0 else ""
         texts = [
             said(GroupDestroyedError, lambda: context.all_reduce(ones())),
@@ -231,7 +225,6 @@ def test_a_destroyed_group_is_an_error_at_the_call_and_at_the_wait(tmp_path: Pat
             at_wait,
         ]
         context.close()
-        assert time.monotonic() - began < 1
         dist.barrier()
         return texts
 
@@ -296,7 +289,6 @@ def test_a_killed_rank_is_an_error_that_names_the_collective(tmp_path: Path) -> 
     survivor, killed = run(body, 2, tmp_path)
     assert killed.code == -signal.SIGKILL
     assert "collective 1 (all_reduce sum float32[4])" in survivor.result
-    assert survivor.seconds < 8
 
 
 def test_a_stopped_rank_is_named_at_the_deadline(tmp_path: Path) -> None:
@@ -304,18 +296,21 @@ def test_a_stopped_rank_is_named_at_the_deadline(tmp_path: Path) -> None:
         context = AllReduceContext(deadline_s=0.5)
         context.all_reduce(ones())
         context.wait()
+        store = dist.distributed_c10d._get_default_store()
         if rank == 1:
+            store.set("pid", str(os.getpid()))
             os.kill(os.getpid(), signal.SIGSTOP)
         context.all_reduce(ones())
         try:
             context.wait()
         except CollectiveTimeoutError as error:
+            os.kill(int(store.get("pid")), signal.SIGKILL)
             return list(error.missing or ())
         raise AssertionError("no error")
 
-    survivor, _ = run(body, 2, tmp_path, within_s=6.0)
-    assert survivor.result == [1]
-    assert survivor.seconds < 4
+    survivor, stopped = run(body, 2, tmp_path)
+    assert survivor.result == [1], survivor.log
+    assert stopped.code == -signal.SIGKILL
 
 
 def test_checked_ranks_that_differ_raise_on_both_sides_and_issue_nothing(tmp_path: Path) -> None:
@@ -418,11 +413,10 @@ def test_a_block_takes_one_deadline_and_can_not_begin_on_a_closed_context(tmp_pa
     def body(rank: int) -> Any:
         group = dist.new_group([0, 1])
         if rank == 1:
-            time.sleep(4)
+            stay([0])
             return None
         heard: list[str] = []
         events.subscribe(lambda event: heard.append(event.name))
-        began = time.monotonic()
         context = AllReduceContext(group, deadline_s=1.0)
 
         def block() -> None:
@@ -430,12 +424,13 @@ def test_a_block_takes_one_deadline_and_can_not_begin_on_a_closed_context(tmp_pa
                 context.all_reduce(ones())
 
         text = said(CollectiveTimeoutError, block)
-        return [text, time.monotonic() - began, heard, said(ClosedContextError, context.__enter__)]
+        finish(rank)
+        return [text, heard, said(ClosedContextError, context.__enter__)]
 
     first, _ = run(body, 2, tmp_path)
     assert first.result, first.log
-    text, took, heard, closed = first.result
-    assert "given up" in text and took < 3 and heard == []
+    text, heard, closed = first.result
+    assert "given up" in text and heard == []
     assert "closed context" in closed
 
 

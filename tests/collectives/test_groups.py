@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from megatron_fixes.collectives import AllReduceContext, GroupDestroyedError, TeardownError, groups
-from megatron_fixes.proofs.world import run
+from megatron_fixes.proofs.world import run, stay
 
 from .test_context import ones, results, said
 
@@ -66,11 +66,13 @@ def test_a_rank_that_never_comes_is_named_and_everything_is_destroyed_all_the_sa
     def body(rank: int) -> Any:
         first, second = dist.new_group([0, 1]), dist.new_group([0, 1])
         if rank == 1:
-            time.sleep(3)
+            stay([0])
             return None
+        finished = dist.distributed_c10d._get_default_store()
         try:
             groups.destroy_all(agree_s=0.3)
         except TeardownError as error:
+            finished.set("finished/0", "1")
             return [error.errors, dist.is_initialized(), [first.group_name, second.group_name]]
         raise AssertionError("no error")
 
