@@ -55,8 +55,14 @@ def check(requests: Sequence[Request], world_size: int) -> None:
     """Refuse what back ends reduce wrongly without an error, or refuse without saying where.
 
     Raises:
-        UsageError: A tensor is not contiguous, or the sizes or types of output and input do not go together.
+        UsageError: A tensor is not contiguous, the sizes or types of output and input do not go together, or the
+            requests of a run are not of one kind.
     """
+    if len(requests) > 1 and len({(request.kind, str(request.op)) for request in requests}) > 1:
+        raise UsageError(
+            f"got a run of {describe(requests)}, expected collectives of one kind and one operation",
+            hint="Use one run for each kind.",
+        )
     for request in requests:
         if not all(tensor.is_contiguous() for tensor in request.tensors):
             raise UsageError(
@@ -82,18 +88,9 @@ def describe(requests: Sequence[Request]) -> str:
 
 
 def issue(requests: Sequence[Request], group: Any) -> list[Any]:
-    """Issue requests, several as one coalesced run; the works to wait for.
-
-    Raises:
-        UsageError: The requests of a run are not of one kind; nothing was issued.
-    """
+    """Issue requests that were checked, several as one coalesced run; the works to wait for."""
     if len(requests) == 1:
         return _works([requests[0].issue(group)], requests[0])
-    if len({(request.kind, str(request.op)) for request in requests}) > 1:
-        raise UsageError(
-            f"got a run of {describe(requests)}, expected collectives of one kind and one operation",
-            hint="Use one run for each kind.",
-        )
     with c10d._coalescing_manager(group, async_ops=True) as manager:
         for request in requests:
             request.issue(group)
