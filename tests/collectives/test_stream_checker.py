@@ -28,13 +28,7 @@ from ..loading import load_program
 cases = load_program("benchmarks/stream_cases.py")
 THIS = Path(__file__).name
 
-
-@pytest.fixture(scope="module", autouse=True)
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    store = tmp_path_factory.mktemp("store") / "store"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("group_of_one")
 
 
 @pytest.fixture

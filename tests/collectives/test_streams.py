@@ -16,13 +16,7 @@ import torch.distributed as dist
 from megatron_fixes.collectives import AllReduceContext, StreamOrder, StreamOrderChecker, recorded_streams
 from megatron_fixes.collectives.streams import Communication
 
-
-@pytest.fixture(scope="module", autouse=True)
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    store = tmp_path_factory.mktemp("store") / "store"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("group_of_one")
 
 
 @pytest.fixture
