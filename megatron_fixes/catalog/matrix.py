@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from packaging.version import Version
 
+from megatron_fixes.catalog import hardware
 from megatron_fixes.errors import DataError
 
 if TYPE_CHECKING:
@@ -29,12 +30,14 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         line: Its minor series, such as ``core_v0.16``.
         python: The Python version whose wheel is fetched, such as ``3.11``.
         needs: What must be installed beside torch and numpy to import it.
+        requires_torch: The versions of torch that its metadata on PyPI asks for, such as ``>=2.6.0``; empty: any.
         yanked: Withdrawn from PyPI by its maintainers.
     """
 
     line: Annotated[str, msgspec.Meta(pattern=r"^core_v\d+\.\d+$")]
     python: Annotated[str, msgspec.Meta(pattern=r"^3\.\d+$")]
     torch: str
+    requires_torch: Annotated[str, msgspec.Meta(pattern=r"^([<>=!~]{1,2}[\d.]+(,[<>=!~]{1,2}[\d.]+)*)?$")]
     needs: tuple[str, ...] = ()
     yanked: bool = False
 
@@ -82,6 +85,9 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema: Literal[1]
     releases: dict[str, Release]
     fixes: dict[str, Fix]
+    architectures: dict[Annotated[str, msgspec.Meta(pattern=r"^sm_\d+$")], hardware.Architecture] = {}
+    cuda: dict[Annotated[str, msgspec.Meta(pattern=r"^\d+\.\d+$")], hardware.Cuda] = {}
+    gpus: hardware.Cells = {}
 
     def lines(self) -> dict[str, tuple[str, ...]]:
         """Line to its releases, both in order of version."""
@@ -89,6 +95,11 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for release in sorted(self.releases, key=Version):
             found.setdefault(self.releases[release].line, []).append(release)
         return {line: tuple(releases) for line, releases in found.items()}
+
+    def releases_for(self, cuda: str) -> tuple[str, ...]:
+        """The releases whose metadata accepts at least one official wheel of torch for a CUDA version of the matrix."""
+        column = self.cuda[cuda]
+        return tuple(name for name, release in self.releases.items() if column.goes_with(release.requires_torch))
 
 
 def load_matrix(path: Path) -> Matrix:
@@ -99,7 +110,7 @@ def load_matrix(path: Path) -> Matrix:
 
     Raises:
         DataError: Neither YAML nor JSON, a value of the wrong kind (its path is named), a fix without a cell for a
-            release, or an untested cell without a reason.
+            release, an untested cell without a reason, or GPUs that ``hardware.check`` refuses.
     """
     try:
         if path.suffix == ".json":
@@ -125,4 +136,5 @@ def load_matrix(path: Path) -> Matrix:
                     context=f"{path}: {fix_id}, {release}",
                     hint="Say why an untested cell can't be tested, and nothing where it was.",
                 )
+    hardware.check(matrix.architectures, matrix.cuda, matrix.gpus, str(path))
     return matrix
