@@ -36,7 +36,7 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check install $(QUIET)
 NEEDS_TORCH := tests/proofs tests/fixes tests/gpu tests/collectives tests/guards tests/overlay/torch
 DEMO_TREE := $(VENV)/demo
 
-.PHONY: help setup test lint format ruff types imports pytest demo clean
+.PHONY: help setup test lint format ruff types imports pytest matrix demo clean compile-kernels
 
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -73,6 +73,14 @@ imports: $(READY)
 format: $(READY) ## let ruff rewrite what it can
 	@$(BIN)/python -m ruff format .
 	@$(BIN)/python -m ruff check --fix .
+
+# The table needs no torch: where .venv is made for it alone, none is installed.
+matrix: ## compile the CUDA source for every GPU and CUDA version, without a GPU, and compare with compat_matrix.yaml
+	@$(MAKE) TORCH= compile-kernels
+
+compile-kernels: $(READY)
+	@echo "== NVRTC of every CUDA version, for every architecture and precision"
+	@$(BIN)/python ci/compile_kernels $(ARGS)
 
 demo: $(READY) ## scan, mend and restore a Megatron release; then show its defects and their absence
 	@echo "== megatron-core $(DEMO_RELEASE) from the package index"

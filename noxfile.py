@@ -3,7 +3,8 @@
 
 ``nox`` runs lint, types and the tests that need no torch on every Python that is at hand. ``nox -s tests_torch`` and
 ``nox -s prove`` need torch, whose plain name may mean a build of several GB: TORCH in the environment names the
-requirement, as in the Makefile. ``nox -s "prove(release='0.16.1')"`` proves one release of compat_matrix.yaml.
+requirement, as in the Makefile. ``nox -s "prove(release='0.16.1')"`` proves one release of compat_matrix.yaml, and
+``nox -s "matrix(cuda='12.4')"`` compiles one column of its GPU table.
 """
 
 # /// script
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import nox
 
@@ -33,12 +35,12 @@ nox.options.error_on_missing_interpreters = "CI" in os.environ
 nox.options.reuse_venv = "yes"
 
 
-def releases() -> list[str]:
-    """Return the releases that the matrix names; none where PyYAML or the matrix isn't there."""
+def stated(what: str) -> dict[str, Any]:
+    """Return a part of the matrix; nothing where PyYAML or the matrix isn't there."""
     matrix = ROOT / "compat_matrix.yaml"
     if yaml is None or not matrix.is_file():
-        return []
-    return [str(release) for release in (yaml.safe_load(matrix.read_text(encoding="utf-8")) or {}).get("releases", ())]
+        return {}
+    return (yaml.safe_load(matrix.read_text(encoding="utf-8")) or {}).get(what) or {}
 
 
 def make(session: nox.Session, *targets: str, **variables: str) -> None:
@@ -82,12 +84,21 @@ def tests_torch(session: nox.Session) -> None:
 
 
 @nox.session(python=TORCH_PYTHON)
-@nox.parametrize("release", releases())
+@nox.parametrize("release", list(stated("releases")))
 def prove(session: nox.Session, release: str) -> None:
     """Each fix's proof on one release of Megatron: present before, gone after."""
     install_torch(session)
     session.install("--editable", ".[prove]")
     session.run("megatron-fixes", "prove", "--release", release, *session.posargs)
+
+
+@nox.session(python=TORCH_PYTHON)
+@nox.parametrize("cuda", list(stated("cuda")))
+def matrix(session: nox.Session, cuda: str) -> None:
+    """The CUDA source by one CUDA version's NVRTC for every GPU of the table: no cell differs from its claim."""
+    column = stated("cuda")[cuda]
+    session.install("--editable", ".", column["nvrtc"], column["runtime"])
+    make(session, "matrix", ARGS=" ".join([cuda, "--installed", *session.posargs]))
 
 
 @nox.session(python=TORCH_PYTHON)

@@ -63,7 +63,7 @@ class Cuda(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: Annotated[tuple[Address, ...], msgspec.Meta(min_length=1)]
 
     def goes_with(self, requires_torch: str) -> tuple[str, ...]:
-        """Minors of torch with wheels for this CUDA version that a specifier accepts: what is declared, not what ran."""
+        """Minors of torch with wheels for this CUDA version that a specifier accepts: declared, not run."""
         # Here and not above: the overlay loads the matrix too, and never asks this.
         from packaging.specifiers import SpecifierSet
 
