@@ -13,7 +13,10 @@ import ctypes
 import json
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Outcome(NamedTuple):
@@ -27,21 +30,27 @@ class Nvrtc:
     """One libnvrtc.
 
     Args:
-        folder: Where wheels are unpacked: ``nvidia/…/lib`` and ``nvidia/…/include`` are below it.
+        folder: Where wheels are unpacked: ``nvidia/.../lib`` and ``nvidia/.../include`` are below it.
+        toolkit: An installed toolkit, which is taken if no wheel is there.
+        major: The major version to take where there are several.
 
     Raises:
         FileNotFoundError: There is none, or several.
     """
 
-    def __init__(self, folder: Path) -> None:
-        found = sorted(p for p in folder.glob("nvidia/*/lib/libnvrtc.so.*") if ".alt." not in p.name)
+    def __init__(self, folder: Path, toolkit: str = "", major: str = "") -> None:
+        found = _libraries(folder.glob(f"nvidia/*/lib/libnvrtc.so.{major}*"))
+        headers = folder.glob("nvidia/*/include/cuda_bf16.h")
+        if not found and toolkit:
+            found = _libraries(Path(toolkit).glob(f"lib64/libnvrtc.so.{major}*"))
+            headers = Path(toolkit).glob("include/cuda_bf16.h")
         if len(found) != 1:
-            raise FileNotFoundError(f"got {len(found)} libnvrtc below {folder}, expected one")
+            raise FileNotFoundError(f"got {len(found)} libnvrtc in wheels below {folder}, expected one")
         # That of CUDA 13 looks for its builtins by name alone, and not beside itself: they must be loaded already.
-        for builtins in sorted(p for p in found[0].parent.glob("libnvrtc-builtins.so.*") if ".alt." not in p.name):
+        for builtins in _libraries(found[0].parent.glob("libnvrtc-builtins.so.*")):
             ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
         self._library = ctypes.CDLL(str(found[0]))
-        self._includes = sorted({str(p.parent) for p in folder.glob("nvidia/*/include/cuda_bf16.h")})
+        self._includes = sorted({str(header.parent) for header in headers})
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
         self.version = f"{major.value}.{minor.value}"
@@ -72,6 +81,11 @@ class Nvrtc:
         if code := getattr(self._library, name)(*arguments):
             self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
             raise RuntimeError(f"{name}: {self._library.nvrtcGetErrorString(code).decode()}")
+
+
+def _libraries(paths: Iterable[Path]) -> list[Path]:
+    """Different libraries among some paths: links to one count once, and the variant for other hosts not at all."""
+    return sorted({path.resolve() for path in paths if ".alt." not in path.name})
 
 
 def first_error(log: str) -> str:
