@@ -96,6 +96,12 @@ def test_hopper_on_11_8_says_what_limits_fp8() -> None:
     assert "TransformerEngine 2 needs CUDA 12.1" in MATRIX.gpus["sm_90"]["11.8"]["fp8"].note
 
 
+def test_every_cuda_version_compiles_every_precision_somewhere_so_that_a_spoilt_source_is_no_refusal() -> None:
+    for cuda in MATRIX.cuda:
+        for precision in hardware.PRECISIONS:
+            assert any(MATRIX.gpus[architecture][cuda][precision].works for architecture in MATRIX.architectures)
+
+
 def test_blackwell_begins_with_12_8() -> None:
     for architecture in ("sm_100", "sm_120"):
         works = {cuda: all(cell.works for cell in cells.values()) for cuda, cells in MATRIX.gpus[architecture].items()}
