@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes README.md's table, ``docs/status.md`` and ``docs/status.json`` from ``compat_matrix.yaml`` and the patches.
+"""Writes from ``compat_matrix.yaml`` and the patches what else says what they say.
 
-The README's table stands between ``<!-- table:fixes -->`` and ``<!-- /table:fixes -->``; nothing else of it is touched.
-The other two are written whole: ``status.json`` has a cell for each fix and release, ``status.md`` the same by line.
+Between markers, such as ``<!-- table:fixes -->`` and ``<!-- /table:fixes -->``, and nothing else of the file is
+touched: README.md's tables, and the CUDA versions of the workflow. Whole: ``docs/status.json`` with a cell for each
+fix and release, ``docs/status.md`` with the same by line, and ``docs/compatibility.md`` (``compatibility``).
 Run after a change to the matrix or to a patch's head; ``--check`` only says whether the files are current.
 """
 
@@ -15,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import compatibility
+from compatibility import markdown
 from generated import only_check
 
 from megatron_fixes.catalog import load
@@ -23,12 +26,13 @@ from megatron_fixes.cli.list import patched_releases
 from megatron_fixes.errors import MegatronFixesError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from megatron_fixes.catalog import Catalog
 
 ROOT = Path(__file__).resolve().parent.parent
 README, STATUS = ROOT / "README.md", ROOT / "docs" / "status.md"
+WORKFLOW = ROOT / ".github" / "workflows" / "ci.yml"
 LETTERS = {"gloo": "g", "recorder": "r", "nccl-h200": "n", "untested": "?"}
 WORDS = {"fixed-upstream": "*upstream*", "not-affected": "\N{EN DASH}"}
 REMEDIES = {"patch": "**patch**", "by name": "**patch, by name**", "none": "**needed**"}
@@ -44,12 +48,6 @@ by `megatron-fixes prove` with g: real process groups on CPU (gloo), r: the happ
 NVIDIA H200, with NCCL where there are several ranks, on the releases named; ?: not tested, the reason is below.
 Releases withdrawn from PyPI by their maintainers: {yanked}.
 """
-
-
-def markdown(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Lay out a Markdown table."""
-    lines = [headers, ["---"] * len(headers), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 
 
 def fixes_table(catalog: Catalog) -> str:
@@ -150,47 +148,60 @@ def status_json(catalog: Catalog) -> str:
     return json.dumps(whole, indent=1) + "\n"
 
 
-TABLES = {"fixes": fixes_table}
+TABLES = {"fixes": fixes_table, "gpus": compatibility.readme_table}
+
+
+def between(text: str, name: str, content: str, marker: str, where: str) -> str:
+    """Return a text with what stands between two markers replaced.
+
+    Raises:
+        UsageError: The markers are missing, doubled or out of order.
+    """
+    start, end = marker.format(f"table:{name}"), marker.format(f"/table:{name}")
+    if text.count(start) != 1 or text.count(end) != 1 or text.index(start) > text.index(end):
+        raise UsageError(
+            f"got {text.count(start)} {start} and {text.count(end)} {end}, expected one of each, in this order",
+            context=where,
+            hint="Put the two markers on lines of their own where the table belongs.",
+        )
+    # What indents the first marker indents all.
+    found = re.compile(f"([ ]*){re.escape(start)}.*{re.escape(end)}", re.DOTALL)
+    return found.sub(lambda match: "\n".join(match[1] + line for line in (start, *content.splitlines(), end)), text)
 
 
 def render(text: str, catalog: Catalog) -> str:
-    """Return a README's text with its tables as they should be.
-
-    Raises:
-        UsageError: A table's markers are missing, doubled or out of order.
-    """
+    """Return a README's text with its tables as they should be; raises as ``between`` does."""
     for name, table in TABLES.items():
-        start, end = f"<!-- table:{name} -->", f"<!-- /table:{name} -->"
-        if text.count(start) != 1 or text.count(end) != 1 or text.index(start) > text.index(end):
-            raise UsageError(
-                f"got {text.count(start)} {start} and {text.count(end)} {end}, expected one of each, in this order",
-                context=README.name,
-                hint="Put the two markers on lines of their own where the table belongs.",
-            )
-        between = re.compile(f"{re.escape(start)}.*{re.escape(end)}", re.DOTALL)
-        content = f"{start}\n{table(catalog)}\n{end}"
-        text = between.sub(lambda _, content=content: content, text)
+        text = between(text, name, table(catalog), "<!-- {} -->", README.name)
     return text
 
 
-def main(arguments: Sequence[str], readme: Path = README, status_md: Path = STATUS) -> int:
+def wanted(catalog: Catalog, readme: Path, status_md: Path, workflow: Path) -> dict[Path, str]:
+    """Every file with the text that it should have."""
+    jobs = compatibility.jobs(catalog.matrix)
+    return {
+        readme: render(readme.read_text(encoding="utf-8"), catalog),
+        status_md: status(catalog),
+        status_md.with_suffix(".json"): status_json(catalog),
+        status_md.with_name("compatibility.md"): compatibility.page(catalog),
+        workflow: between(workflow.read_text(encoding="utf-8"), "cuda", jobs, "# {}", workflow.name),
+    }
+
+
+def main(arguments: Sequence[str], readme: Path = README, status_md: Path = STATUS, workflow: Path = WORKFLOW) -> int:
     """Write the files, or with ``--check`` say whether they are what would be written."""
     check = only_check(__doc__, arguments)
     try:
-        catalog = load()
-        wanted = {
-            readme: render(readme.read_text(encoding="utf-8"), catalog),
-            status_md: status(catalog),
-            status_md.with_suffix(".json"): status_json(catalog),
-        }
-    except FileNotFoundError:
-        print(f"error: got no {readme.name}, expected it beside compat_matrix.yaml", file=sys.stderr)
+        files = wanted(load(), readme, status_md, workflow)
+    except FileNotFoundError as error:
+        name = Path(error.filename).name
+        print(f"error: got no {name}, expected it to be there with its markers", file=sys.stderr)
         return 2
     except MegatronFixesError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     code = 0
-    for path, text in wanted.items():
+    for path, text in files.items():
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             print(f"{path.name}: current")
         elif check:

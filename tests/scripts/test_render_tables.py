@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README's table and docs/status: generated from the matrix, and nothing else of the README touched."""
+"""README's tables, docs/status and the workflow's list: generated from the matrix, and nothing else touched."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from megatron_fixes.errors import UsageError
 from ..loading import load_program
 
 CATALOG = catalog.load()
-EMPTY = "# Title\n\nabove\n\n<!-- table:fixes -->\nwas here \\1 | x\n<!-- /table:fixes -->\n\nbelow\n"
+GPUS = "<!-- table:gpus -->\n<!-- /table:gpus -->\n"
+EMPTY = f"# Title\n\nabove\n\n<!-- table:fixes -->\nwas here \\1 | x\n<!-- /table:fixes -->\n\nbelow\n{GPUS}"
+JOBS = "matrix:\n    # table:cuda\n    was here\n    # /table:cuda\nsteps:\n"
 
 
 @pytest.fixture(scope="module")
@@ -91,15 +93,64 @@ def test_markers_that_do_not_pair_are_refused(script: ModuleType, spoilt: str) -
 
 
 def test_check_fails_until_the_files_are_written(script: ModuleType, tmp_path: Path) -> None:
-    readme, status = tmp_path / "README.md", tmp_path / "status.md"
-    assert script.main(["--check"], readme, status) == 2
+    files = readme, status, workflow = [tmp_path / name for name in ("README.md", "status.md", "ci.yml")]
+    assert script.main(["--check"], *files) == 2
     readme.write_text(EMPTY, encoding="utf-8")
-    assert script.main(["--check"], readme, status) == 1
-    assert readme.read_text(encoding="utf-8") == EMPTY
-    assert script.main([], readme, status) == 0
-    assert script.main(["--check"], readme, status) == 0
-    for path in (readme, status, status.with_suffix(".json")):
+    assert script.main(["--check"], *files) == 2
+    workflow.write_text(JOBS, encoding="utf-8")
+    assert script.main(["--check"], *files) == 1
+    assert (readme.read_text(encoding="utf-8"), workflow.read_text(encoding="utf-8")) == (EMPTY, JOBS)
+    assert script.main([], *files) == 0
+    assert script.main(["--check"], *files) == 0
+    for path in (*files, status.with_suffix(".json"), status.with_name("compatibility.md")):
         text = path.read_text(encoding="utf-8")
-        path.write_text(text.replace("0.16.0", "0.16.9", 1), encoding="utf-8")
-        assert script.main(["--check"], readme, status) == 1
+        spoilt = re.sub(r"0\.16\.0|12\.6", "0.16.9", text, count=1)
+        assert spoilt != text
+        path.write_text(spoilt, encoding="utf-8")
+        assert script.main(["--check"], *files) == 1
         path.write_text(text, encoding="utf-8")
+
+
+def test_the_workflow_lists_every_cuda_version_where_its_marker_stands(script: ModuleType) -> None:
+    text = script.between(JOBS, "cuda", script.compatibility.jobs(CATALOG.matrix), "# {}", "ci.yml")
+    listed = ", ".join(f'"{cuda}"' for cuda in CATALOG.matrix.cuda)
+    assert text == f"matrix:\n    # table:cuda\n    cuda: [{listed}]\n    # /table:cuda\nsteps:\n"
+
+
+def test_a_cell_names_the_precisions_that_can_be_had(script: ModuleType) -> None:
+    table = rows(script.render(EMPTY, CATALOG), "gpus")
+    for row, (architecture, columns) in zip(table[2:], CATALOG.matrix.gpus.items(), strict=True):
+        assert f"({architecture})" in row[0]
+        for text, cells in zip(row[1:], columns.values(), strict=True):
+            had = [precision for precision, cell in cells.items() if cell.works]
+            assert text.replace("*", "").split() == (had or ["\N{EN DASH}"])
+            ran = {precision for precision, cell in cells.items() if cell.status == "ran"}
+            assert set(re.findall(r"\*\*(\w+)\*\*", text)) == ran
+
+
+def test_the_page_says_every_reason_and_limit_once_and_leads_to_it(script: ModuleType) -> None:
+    page, matrix = script.compatibility.page(CATALOG), CATALOG.matrix
+    said = re.findall(r"^(\d+)\. ([\w, ]+): (.*) \(\[source\]\((.*)\)\)$", page, re.MULTILINE)
+    assert [int(at) for at, *_ in said] == list(range(1, len(said) + 1))
+    table = [line for line in page.splitlines() if re.match(r"\| .*\(sm_\d+\)", line)][: len(matrix.gpus)]
+    for line, (_, columns) in zip(table, matrix.gpus.items(), strict=True):
+        for text, cells in zip(line.split(" | ")[1:], columns.values(), strict=True):
+            marked = re.search("<sup>(.*)</sup>", text)
+            lead = [said[int(at) - 1] for at in (marked[1].split() if marked else ())]
+            told = [(precision, cell) for precision, cell in cells.items() if cell.reason or cell.note or cell.rule]
+            assert {words for _, _, words, _ in lead} == {cell.reason or cell.note or cell.rule for _, cell in told}
+            for precision, cell in told:
+                assert any(precision in about and cell.source == source for _, about, _, source in lead)
+
+
+def test_the_first_table_stands_beside_what_is_right(script: ModuleType) -> None:
+    page = script.compatibility.page(CATALOG).rpartition("\n## ")[2]
+    found = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")][
+        2:
+    ]
+    assert len(found) == 9
+    assert all("https://" in row[-1] for row in found)
+    is_ = {(row[0], row[1]): (row[2], row[3]) for row in found}
+    assert is_["H100, H200 (sm_90)", "11.8"] == ("no", "bf16 fp16 fp8")
+    assert is_["L4 (sm_89)", "12.4"] == ("FP8 only", "bf16 fp16 fp8")
+    assert is_["A100 (sm_80)", "12.4"] == ("yes", "bf16 fp16")
