@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``megatron-fixes doctor``: what a training job in this environment would get, and whether the overlay would be in it.
 
-Reads metadata and files; imports neither torch nor Megatron. Speaks of the interpreter that runs it: run it
-where, and as, the job runs. Ends with 1 under ``--check`` if something needs doing.
+Reads metadata and files, and asks the driver; imports neither torch nor Megatron. Speaks of the interpreter and the
+machine that run it: run it where, and as, the job runs. Ends with 1 under ``--check`` if something needs doing.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from megatron_fixes.cli import machine as machine_block
 from megatron_fixes.cli import output
-from megatron_fixes.cli.environment import Package, packages
 from megatron_fixes.cli.options import GATED, json_option, note_tree_here
 from megatron_fixes.config import ALL, FIXES, asked_fixes
+from megatron_fixes.machine.packages import Package, packages
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -108,29 +109,32 @@ def _asked(facts: Facts) -> str:
 
 
 def _to_json(
-    found: Sequence[Package], rows: Sequence[Row], facts: Facts, gated: Collection[str], todo: Sequence[str]
+    found: Sequence[Package],
+    rows: Sequence[Row],
+    facts: Facts,
+    gated: Collection[str],
+    machine: dict[str, Any],
+    todo: Sequence[str],
 ) -> dict[str, Any]:
     fixes = [(row.finding.fix_id, row.finding.verdict, row.remedy) for row in rows]
     return {
         "packages": [{"name": p.name, "version": p.version, "where": p.where, "note": p.note} for p in found],
+        "machine": machine,
         "fixes": [{"id": i, "verdict": verdict, "remedy": remedy, "gated": i in gated} for i, verdict, remedy in fixes],
         "overlay": facts.to_json(),
         "todo": list(todo),
     }
 
 
-def _print(
-    found: Sequence[Package],
-    rows: Sequence[Row],
-    facts: Facts,
-    gated: Collection[str],
-    no_overlay: str,
-    todo: Sequence[str],
-) -> None:
+def _print_packages(found: Sequence[Package]) -> None:
     for package in found:
         text = "none" if package.version is None else f"{package.version}  {package.where}"
         note = f"  ({package.note})" if package.note else ""
         output.labelled(package.name, text + note, _LABEL, wrap=False)
+    output.say()
+
+
+def _print(rows: Sequence[Row], facts: Facts, gated: Collection[str], no_overlay: str, todo: Sequence[str]) -> None:
     output.say()
     for row in rows:
         remedy = f", remedy {row.remedy}" if row.remedy else ""
@@ -149,12 +153,14 @@ def _print(
 
 @click.command("doctor")
 @click.option("--check", is_flag=True, help="End with 1 if something needs doing.")
+@click.option("--import-torch", is_flag=True, help="Ask torch itself, in a process of its own: seconds.")
 @json_option
-def doctor_command(check: bool, as_json: bool) -> int:
+def doctor_command(check: bool, import_torch: bool, as_json: bool) -> int:
     """Show what a training job in this environment would get, and whether the overlay would be in it.
 
     Python, torch, megatron-core, Apex (NVIDIA's, or the unrelated project of that name), TransformerEngine, where
-    the overlay would come from, and every setting with its source. Imports none of them.
+    the overlay would come from, and every setting with its source. The driver, the GPUs, and what torch has code for,
+    against the compatibility matrix. Imports none of them.
     """
     from megatron_fixes import overlay
     from megatron_fixes.catalog import load
@@ -164,9 +170,12 @@ def doctor_command(check: bool, as_json: bool) -> int:
     core, rows, no_overlay = megatron_core(catalog)
     gated = [fix_id for fix_id in catalog.matrix.fixes if catalog.is_gated(fix_id)]
     found = [*packages(), core]
-    todo = advice(found, rows, facts, gated, no_overlay)
+    machine, findings = machine_block.look(core, catalog.matrix, import_torch=import_torch)
+    todo = machine_block.todo(findings) + advice(found, rows, facts, gated, no_overlay)
     if as_json:
-        output.print_json(_to_json(found, rows, facts, gated, todo))
+        output.print_json(_to_json(found, rows, facts, gated, machine_block.to_json(machine, findings), todo))
     else:
-        _print(found, rows, facts, gated, no_overlay, todo)
+        _print_packages(found)
+        machine_block.show(machine, findings, _LABEL)
+        _print(rows, facts, gated, no_overlay, todo)
     return 1 if check and todo else 0

@@ -45,6 +45,8 @@ VIOLATIONS = {
     "catalog imports cli": Violation(LAYERS, {"catalog/__init__.py": "import megatron_fixes.cli\n"}),
     "patching imports proofs": Violation(LAYERS, {"patching/__init__.py": "import megatron_fixes.proofs\n"}),
     "proofs imports cli": Violation(LAYERS, {"proofs/__init__.py": "import megatron_fixes.cli\n"}),
+    "machine imports patching": Violation(LAYERS, {"machine/stray.py": "import megatron_fixes.patching\n"}),
+    "machine imports torch late": Violation(HEAVY, {"machine/stray.py": IN_FUNCTION.format("torch")}),
     "patching imports overlay": Violation(LAYERS, {"patching/__init__.py": "import megatron_fixes.overlay\n"}),
     "overlay imports ranks": Violation(LAYERS, {"overlay/stray.py": "import megatron_fixes.ranks\n"}),
     "collectives imports guards": Violation(LAYERS, {"collectives/stray.py": "import megatron_fixes.guards\n"}),

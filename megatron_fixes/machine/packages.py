@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-_TRANSFORMER_ENGINE = (
+TRANSFORMER_ENGINE = (
     "transformer-engine",
     "transformer-engine-cu13",
     "transformer-engine-cu12",
@@ -33,7 +33,7 @@ class Package:
     note: str = ""
 
 
-def _place(module: str) -> Path | None:
+def place(module: str) -> Path | None:
     """The folder that an import of a top-level package would use."""
     try:
         spec = importlib.util.find_spec(module)
@@ -46,7 +46,8 @@ def _place(module: str) -> Path | None:
     return Path(spec.origin).parent if spec.origin else None
 
 
-def _version(*distributions: str) -> str | None:
+def version(*distributions: str) -> str | None:
+    """What the metadata of the first of these distributions says that is installed."""
     for name in distributions:
         try:
             return importlib.metadata.version(name)
@@ -56,11 +57,11 @@ def _version(*distributions: str) -> str | None:
 
 
 def _plain(name: str, module: str, *distributions: str) -> Package:
-    place = _place(module)
-    if place is None:
+    folder = place(module)
+    if folder is None:
         return Package(name, None, None)
-    version = _version(*distributions)
-    return Package(name, version or "unknown", str(place), "" if version else "no metadata: a source tree on the path?")
+    known = version(*distributions)
+    return Package(name, known or "unknown", str(folder), "" if known else "no metadata: a source tree on the path?")
 
 
 def apex_kind(folder: Path) -> str:
@@ -70,13 +71,13 @@ def apex_kind(folder: Path) -> str:
 
 
 def _apex() -> Package:
-    place = _place("apex")
-    if place is None:
+    folder = place("apex")
+    if folder is None:
         return Package("apex", None, None, "optional")
-    version = _version("apex") or "unknown"
-    if apex_kind(place) == "nvidia":
-        return Package("apex", version, str(place), "NVIDIA Apex")
-    return Package("apex", version, str(place), "not NVIDIA Apex but an unrelated project of that name: uninstall it")
+    known = version("apex") or "unknown"
+    if apex_kind(folder) == "nvidia":
+        return Package("apex", known, str(folder), "NVIDIA Apex")
+    return Package("apex", known, str(folder), "not NVIDIA Apex but an unrelated project of that name: uninstall it")
 
 
 def packages() -> tuple[Package, ...]:
@@ -85,5 +86,5 @@ def packages() -> tuple[Package, ...]:
         Package("Python", platform.python_version(), sys.executable),
         _plain("torch", "torch", "torch"),
         _apex(),
-        _plain("TransformerEngine", "transformer_engine", *_TRANSFORMER_ENGINE),
+        _plain("TransformerEngine", "transformer_engine", *TRANSFORMER_ENGINE),
     )

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads this machine: the edge between ``facts`` and the system. Never raises for what the machine is.
+
+Two depths. ``read`` asks the driver and every program that knows; it is for ``doctor`` and ``apply``. ``glance`` takes
+files alone, some milliseconds, and is for every start of a job. Where there is no driver, torch's list of GPU code is
+not looked for, as there is nothing to hold it against.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from megatron_fixes.machine import graphics, torch_files
+from megatron_fixes.machine.facts import Machine, Reading
+from megatron_fixes.machine.packages import TRANSFORMER_ENGINE, apex_kind, place, version
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+IMPORT_PATIENCE_S = 120.0
+COMPATIBILITY = "cuda-compat"
+_COMPATIBILITY_FOLDERS = ("cuda/compat", "cuda-*/compat", "cuda/compat/lib*")
+_TOOLKITS = Path("/usr/local")
+_LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
+_ASK_TORCH = (
+    "import torch; flags = getattr(torch._C, '_cuda_getArchFlags', lambda: None)(); "
+    "nccl = torch.cuda.nccl.version() if hasattr(torch._C, '_nccl_version') else (); "
+    "print(flags or ''); print('.'.join(map(str, nccl)))"
+)
+
+
+def read(megatron_core: Reading, *, proc: Path = graphics.PROC, with_nvcc: bool = True) -> Machine:
+    """Read all there is.
+
+    Args:
+        megatron_core: The tree that is looked at: who asks knows which.
+        proc: Where the driver's files are.
+        with_nvcc: Whether to start ``nvcc`` too, which matters to whoever builds extensions.
+    """
+    found = graphics.read(proc)
+    nvcc = _nvcc() if with_nvcc else Reading(missing="not asked")
+    return _machine(found, megatron_core, nvcc)
+
+
+def glance(*, proc: Path = graphics.PROC) -> Machine:
+    """Read files only: the driver, the GPUs' names, and torch."""
+    found = graphics.from_files(proc)
+    folder = place("torch")
+    torch, cuda = _torch(folder)
+    return Machine(
+        driver=found.driver,
+        driver_cuda=found.cuda,
+        forward_compatibility=_forward_compatibility(),
+        gpus=found.gpus,
+        devices=found.devices,
+        torch=torch,
+        torch_cuda=cuda,
+        torch_code=_torch_code(folder, cuda, found),
+    )
+
+
+def ask_torch(machine: Machine) -> Machine:
+    """Replace what torch's files tell by what a child process says that imports it; seconds."""
+    import msgspec
+
+    try:
+        done = graphics.started(sys.executable, "-c", _ASK_TORCH, patience_s=IMPORT_PATIENCE_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return msgspec.structs.replace(machine, torch_code=Reading(missing=f"torch could not be asked: {error}"))
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return msgspec.structs.replace(machine, torch_code=Reading(missing=f"torch can't be imported: {last}"))
+    code, nccl = (*done.stdout.splitlines(), "", "")[:2]
+    return msgspec.structs.replace(
+        machine,
+        torch_code=Reading(code, "torch itself") if code else Reading(missing="torch itself names no GPU code"),
+        nccl=Reading(nccl, "torch itself") if nccl else machine.nccl,
+    )
+
+
+def _machine(found: graphics.Graphics, megatron_core: Reading, nvcc: Reading) -> Machine:
+    folder = place("torch")
+    torch, cuda = _torch(folder)
+    engine = version(*TRANSFORMER_ENGINE)
+    return Machine(
+        driver=found.driver,
+        driver_cuda=found.cuda,
+        forward_compatibility=_forward_compatibility() if found.driver else Reading(missing="no driver is loaded"),
+        gpus=found.gpus,
+        devices=found.devices,
+        nvcc=nvcc,
+        torch=torch,
+        torch_cuda=cuda,
+        torch_code=_torch_code(folder, cuda, found),
+        nccl=_nccl(folder, cuda),
+        megatron_core=megatron_core,
+        transformer_engine=Reading(engine, "metadata") if engine else Reading(missing="not installed"),
+        apex=_apex(),
+    )
+
+
+def _torch(folder: Path | None) -> tuple[Reading, Reading]:
+    if folder is None:
+        return Reading(missing="not installed"), Reading(missing="torch is not installed")
+    try:
+        told = torch_files.versions(folder)
+    except (OSError, SyntaxError, ValueError) as error:
+        told, why = {}, f"{torch_files.VERSION} can't be read: {error}"
+    else:
+        why = f"a build for ROCm {told['hip']}" if "hip" in told else "a build without CUDA"
+    name = told.get("__version__") or version("torch")
+    source = torch_files.VERSION if "__version__" in told else "metadata"
+    torch = Reading(name, source) if name else Reading(missing=why)
+    return torch, Reading(told["cuda"], torch_files.VERSION) if "cuda" in told else Reading(missing=why)
+
+
+def _torch_code(folder: Path | None, cuda: Reading, found: graphics.Graphics) -> Reading:
+    if folder is None or not cuda:
+        return Reading(missing=cuda.missing)
+    return torch_files.code(folder) if found.driver else Reading(missing="not looked for, as there is no GPU here")
+
+
+def _nccl(folder: Path | None, cuda: Reading) -> Reading:
+    """NCCL by the metadata of its wheel for torch's CUDA, else by the name of the library's file."""
+    if folder is None or not cuda:
+        return Reading(missing=cuda.missing)
+    name = f"nvidia-nccl-cu{cuda.value.partition('.')[0]}"
+    if known := version(name):
+        return Reading(known, f"metadata of {name}")
+    for place_ in (str(folder / "lib"), *_LIBRARIES):
+        for path in sorted(Path(place_).glob("libnccl.so.*.*.*")):
+            return Reading(path.name.removeprefix("libnccl.so."), "the name of the library's file")
+    return Reading(missing=f"neither {name} nor a file libnccl.so.X.Y.Z is here; torch may hold it inside")
+
+
+def _apex() -> Reading:
+    folder = place("apex")
+    if folder is None:
+        return Reading(missing="not installed")
+    kind = "NVIDIA Apex" if apex_kind(folder) == "nvidia" else "an unrelated project of that name"
+    return Reading(version("apex") or "unknown", kind)
+
+
+def _nvcc() -> Reading:
+    path = shutil.which("nvcc")
+    if path is None:
+        return Reading(missing="not on PATH")
+    try:
+        done = graphics.started(path, "--version")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Reading(missing=f"{path}: {error}")
+    found = re.search(r"release (\d+\.\d+)", done.stdout)
+    return Reading(found.group(1), path) if found else Reading(missing=f"{path} does not tell its version")
+
+
+def _forward_compatibility(toolkits: Path = _TOOLKITS) -> Reading:
+    """A ``libcuda`` of ``cuda-compat``, on the library path or where NVIDIA's images have it."""
+    listed = [Path(name) for name in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if "compat" in name]
+    usual = [folder for pattern in _COMPATIBILITY_FOLDERS for folder in sorted(toolkits.glob(pattern))]
+    return _library_in([*listed, *usual])
+
+
+def _library_in(folders: Sequence[Path]) -> Reading:
+    for folder in folders:
+        try:
+            if (folder / "libcuda.so.1").exists():
+                return Reading(str(folder), COMPATIBILITY)
+        except OSError:
+            continue
+    return Reading(missing="none found")

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an installed torch is, from its files: importing it takes seconds, and may fail on the machine in question.
+
+``version.py`` is read as a syntax tree. The list of GPU code is what ``torch.cuda.get_arch_list()`` tells, a text
+compiled into ``libtorch_python.so``; it lies among that library's constants, between NUL bytes, once. If it does not (a
+build that has none, or a layout that we don't know), it is not known, and not guessed.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import struct
+from typing import TYPE_CHECKING
+
+from megatron_fixes.machine.facts import Reading
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import BinaryIO
+
+VERSION = "torch/version.py"
+LIBRARY = "torch/lib/libtorch_python.so"
+_CODE = re.compile(rb"\0((?:sm|compute)_\d+[af]?(?: (?:sm|compute)_\d+[af]?)*)(?=\0)")
+_MAX_CONSTANTS_BYTES = 64 << 20
+
+
+def versions(folder: Path) -> dict[str, str]:
+    """The texts that ``version.py`` in torch's folder gives names to: ``__version__``, ``cuda``, ``hip``.
+
+    Raises:
+        OSError: It can't be read.
+        SyntaxError, ValueError: It is no Python.
+    """
+    found = {}
+    for node in ast.parse((folder / "version.py").read_bytes()).body:
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
+        value = getattr(node, "value", None)
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            found.update({target.id: value.value for target in targets if isinstance(target, ast.Name)})
+    return found
+
+
+def code(folder: Path) -> Reading:
+    """What torch has machine code (``sm_``) and PTX (``compute_``) for."""
+    path = folder / "lib" / "libtorch_python.so"
+    try:
+        with path.open("rb") as file:
+            lists = {found.decode() for found in _CODE.findall(_constants(file))}
+    except (OSError, ValueError, struct.error) as error:
+        return Reading(missing=f"{LIBRARY} can't be read: {error}")
+    if len(lists) != 1:
+        return Reading(missing=f"{LIBRARY} holds {len(lists) or 'no'} list{'s' * (len(lists) > 1)} of GPU code")
+    return Reading(lists.pop(), LIBRARY)
+
+
+def _constants(file: BinaryIO) -> bytes:
+    """The section ``.rodata`` of a 64-bit little-endian ELF file: a megabyte of some thirty.
+
+    Raises:
+        ValueError, struct.error: It is another kind of file.
+    """
+    head = file.read(64)
+    if head[:6] != b"\x7fELF\x02\x01":
+        raise ValueError("got another kind of file, expected a 64-bit little-endian ELF library")
+    (table,) = struct.unpack_from("<Q", head, 40)
+    size, count, names_at = struct.unpack_from("<HHH", head, 58)
+    file.seek(table)
+    content = file.read(size * count)
+    sections = [struct.unpack_from("<II4Q", content, index * size) for index in range(count)]
+    names = _section(file, *sections[names_at][4:]) if names_at < count else b""
+    for name, _, _, _, offset, length in sections:
+        if names[name:].startswith(b".rodata\0"):
+            return b"\0" + _section(file, offset, length)
+    raise ValueError("got no section .rodata")
+
+
+def _section(file: BinaryIO, offset: int, length: int) -> bytes:
+    if length > _MAX_CONSTANTS_BYTES:
+        raise ValueError(f"got a section of {length} bytes")
+    file.seek(offset)
+    return file.read(length)
