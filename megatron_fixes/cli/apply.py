@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``megatron-fixes apply``: puts the needed fixes into a target, all or nothing, and says how to take them out.
 
-An interrupted earlier transaction is mended first and said. ``--dry-run`` prints the plan and a diff that ``git
-apply`` takes, and writes nothing, not even that mending. An installed package is written to only with
-``--installed``.
+What can't work on this machine is refused before anything is written, unless ``--force`` overrides it. An interrupted
+earlier transaction is mended first and said. ``--dry-run`` prints the plan and a diff that ``git apply`` takes, and
+writes nothing, not even that mending. An installed package is written to only with ``--installed``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from megatron_fixes.cli import output
+from megatron_fixes.cli.machine import before_apply
 from megatron_fixes.cli.options import as_typed, json_option, only_option
 from megatron_fixes.cli.scan import (
     from_other_patches,
@@ -181,8 +182,13 @@ def _print_outcome(target: Target, catalog: Catalog, plan: Plan, notes: Sequence
 @only_option
 @click.option("--dry-run", is_flag=True, help="Print the plan and the diff; write nothing.")
 @click.option("--installed", is_flag=True, help="Write even into an installed megatron-core.")
+@click.option(
+    "--force", is_flag=True, help="Apply even if training can't work on this machine; say what is overridden."
+)
 @json_option
-def apply_command(target_path: str, only: tuple[str, ...], dry_run: bool, installed: bool, as_json: bool) -> int:
+def apply_command(
+    target_path: str, only: tuple[str, ...], dry_run: bool, installed: bool, force: bool, as_json: bool
+) -> int:
     """Put the needed fixes into a Megatron-LM tree, all or nothing.
 
     TARGET is a checkout, an unpacked source tree or a site-packages folder. Without --only: every needed fix
@@ -199,15 +205,18 @@ def apply_command(target_path: str, only: tuple[str, ...], dry_run: bool, instal
     where = as_typed(target, target_path)
     if not installed:
         _refuse_installed(target, where)
+    again = f"megatron-fixes apply {where} --force"
+    machine = before_apply(target.release, catalog.matrix, again, force=force, dry_run=dry_run)
     if dry_run:
         notes = [sentence] if (sentence := interruption(target)) else []
         plan, others = _plan(target, catalog, only, where)
-        return _dry_run(target, catalog, plan, [*notes, *others], as_json)
+        return _dry_run(target, catalog, plan, [*machine, *notes, *others], as_json)
     recovered = recover(target)
     if recovered is not None and not as_json:
         with output.telling(recovery_sentence(recovered)):
             output.say(recovery_sentence(recovered), "bold yellow")
-    plan, notes = _plan(target, catalog, only, where)
+    plan, others = _plan(target, catalog, only, where)
+    notes = [*machine, *others]
     if plan.changes:
         written, mended = _write(target, plan)
         recovered = recovered or mended
