@@ -56,7 +56,7 @@ def before_apply(release: str | None, matrix: Matrix, again: str, *, force: bool
     from megatron_fixes.machine.facts import Reading
 
     core = Reading(release, "the tree") if release else Reading(missing="the tree names no release")
-    unfit = [f for f in rules.judge(reading.read(core, with_nvcc=False), matrix) if f.verdict == "unfit"]
+    unfit = [f for f in rules.judge(reading.read(core, complete=False), matrix) if f.verdict == "unfit"]
     stops = [finding for finding in unfit if finding.stops]
     if stops and not force and not dry_run:
         todo = "; ".join(dict.fromkeys(finding.todo for finding in stops))

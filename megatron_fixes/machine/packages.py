@@ -8,7 +8,6 @@ metadata: NVIDIA's has ``multi_tensor_apply`` and ``contrib`` packages. Not hand
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import platform
 import sys
@@ -48,6 +47,9 @@ def place(module: str) -> Path | None:
 
 def version(*distributions: str) -> str | None:
     """What the metadata of the first of these distributions says that is installed."""
+    # Here, as importing it costs 12 ms, and what is asked at every start of a job needs no metadata.
+    import importlib.metadata
+
     for name in distributions:
         try:
             return importlib.metadata.version(name)

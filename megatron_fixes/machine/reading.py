@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from megatron_fixes.machine import graphics, torch_files
 from megatron_fixes.machine.facts import Machine, Reading
 from megatron_fixes.machine.packages import TRANSFORMER_ENGINE, apex_kind, place, version
@@ -28,6 +30,7 @@ COMPATIBILITY = "cuda-compat"
 _COMPATIBILITY_FOLDERS = ("cuda/compat", "cuda-*/compat", "cuda/compat/lib*")
 _TOOLKITS = Path("/usr/local")
 _LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
+_NOT_ASKED = "not asked"
 _ASK_TORCH = (
     "import torch; flags = getattr(torch._C, '_cuda_getArchFlags', lambda: None)(); "
     "nccl = torch.cuda.nccl.version() if hasattr(torch._C, '_nccl_version') else (); "
@@ -35,71 +38,65 @@ _ASK_TORCH = (
 )
 
 
-def read(megatron_core: Reading, *, proc: Path = graphics.PROC, with_nvcc: bool = True) -> Machine:
-    """Read all there is.
+def read(megatron_core: Reading, *, proc: Path = graphics.PROC, complete: bool = True) -> Machine:
+    """Ask the driver, and read torch's files.
 
     Args:
         megatron_core: The tree that is looked at: who asks knows which.
         proc: Where the driver's files are.
-        with_nvcc: Whether to start ``nvcc`` too, which matters to whoever builds extensions.
+        complete: Whether to read too what can't stop anything: NCCL, TransformerEngine, Apex and nvcc.
     """
-    found = graphics.read(proc)
-    nvcc = _nvcc() if with_nvcc else Reading(missing="not asked")
-    return _machine(found, megatron_core, nvcc)
+    machine = _machine(graphics.read(proc), megatron_core)
+    return _completed(machine) if complete else machine
 
 
 def glance(*, proc: Path = graphics.PROC) -> Machine:
     """Read files only: the driver, the GPUs' names, and torch."""
-    found = graphics.from_files(proc)
-    folder = place("torch")
-    torch, cuda = _torch(folder)
-    return Machine(
-        driver=found.driver,
-        driver_cuda=found.cuda,
-        forward_compatibility=_forward_compatibility(),
-        gpus=found.gpus,
-        devices=found.devices,
-        torch=torch,
-        torch_cuda=cuda,
-        torch_code=_torch_code(folder, cuda, found),
-    )
+    return _machine(graphics.from_files(proc), Reading(missing=_NOT_ASKED))
 
 
 def ask_torch(machine: Machine) -> Machine:
     """Replace what torch's files tell by what a child process says that imports it; seconds."""
-    import msgspec
-
     try:
         done = graphics.started(sys.executable, "-c", _ASK_TORCH, patience_s=IMPORT_PATIENCE_S)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return msgspec.structs.replace(machine, torch_code=Reading(missing=f"torch could not be asked: {error}"))
+        return replace(machine, torch_code=Reading(missing=f"torch could not be asked: {error}"))
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return msgspec.structs.replace(machine, torch_code=Reading(missing=f"torch can't be imported: {last}"))
+        return replace(machine, torch_code=Reading(missing=f"torch can't be imported: {last}"))
     code, nccl = (*done.stdout.splitlines(), "", "")[:2]
-    return msgspec.structs.replace(
+    return replace(
         machine,
         torch_code=Reading(code, "torch itself") if code else Reading(missing="torch itself names no GPU code"),
         nccl=Reading(nccl, "torch itself") if nccl else machine.nccl,
     )
 
 
-def _machine(found: graphics.Graphics, megatron_core: Reading, nvcc: Reading) -> Machine:
+def _machine(found: graphics.Graphics, megatron_core: Reading) -> Machine:
     folder = place("torch")
     torch, cuda = _torch(folder)
-    engine = version(*TRANSFORMER_ENGINE)
+    code = Reading(missing=cuda.missing or "not looked for, as there is no GPU here")
+    if folder is not None and cuda and found.driver:
+        code = torch_files.code(folder)
     return Machine(
         driver=found.driver,
         driver_cuda=found.cuda,
         forward_compatibility=_forward_compatibility() if found.driver else Reading(missing="no driver is loaded"),
         gpus=found.gpus,
         devices=found.devices,
-        nvcc=nvcc,
         torch=torch,
         torch_cuda=cuda,
-        torch_code=_torch_code(folder, cuda, found),
-        nccl=_nccl(folder, cuda),
+        torch_code=code,
         megatron_core=megatron_core,
+    )
+
+
+def _completed(machine: Machine) -> Machine:
+    engine = version(*TRANSFORMER_ENGINE)
+    return replace(
+        machine,
+        nvcc=_nvcc(),
+        nccl=_nccl(place("torch"), machine.torch_cuda),
         transformer_engine=Reading(engine, "metadata") if engine else Reading(missing="not installed"),
         apex=_apex(),
     )
@@ -118,12 +115,6 @@ def _torch(folder: Path | None) -> tuple[Reading, Reading]:
     source = torch_files.VERSION if "__version__" in told else "metadata"
     torch = Reading(name, source) if name else Reading(missing=why)
     return torch, Reading(told["cuda"], torch_files.VERSION) if "cuda" in told else Reading(missing=why)
-
-
-def _torch_code(folder: Path | None, cuda: Reading, found: graphics.Graphics) -> Reading:
-    if folder is None or not cuda:
-        return Reading(missing=cuda.missing)
-    return torch_files.code(folder) if found.driver else Reading(missing="not looked for, as there is no GPU here")
 
 
 def _nccl(folder: Path | None, cuda: Reading) -> Reading:

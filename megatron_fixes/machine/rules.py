@@ -209,7 +209,9 @@ def _torch(machine: Machine, matrix: Matrix) -> Iterator[Finding]:
     column = matrix.cuda.get(machine.torch_cuda.value)
     minor = ".".join(map(str, version.release[:2]))
     if column is not None and (minor not in column.torch or version.is_prerelease):
-        sentence = f"{version} for CUDA {machine.torch_cuda.value} is no official wheel but a build of its own"
+        sentence = (
+            f"{machine.torch.value} for CUDA {machine.torch_cuda.value} is no official wheel but a build of its own"
+        )
         yield Finding("torch", "note", sentence, column.source[-1])
 
 

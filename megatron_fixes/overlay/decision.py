@@ -10,7 +10,7 @@ A fix's state is one of:
 
 A refusal's kind is one of ``drifted``, ``no-patch``, ``does-not-fit``, ``unknown-release``, ``unknown-id`` (what was
 decided from the files), ``too-early``, ``bypassed``, ``odd-loader``, ``two-places`` (what was seen of the process),
-``cache-not-ours`` and ``bug``.
+``machine`` (fixes go in, and training can't work here), ``cache-not-ours`` and ``bug``.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from importlib.util import spec_from_file_location
 
 from megatron_fixes import config
-from megatron_fixes.overlay import notice
+from megatron_fixes.overlay import hardware, notice
 from megatron_fixes.overlay.decision import Decision, Refusal
 from megatron_fixes.overlay.loader import Copy, oddity, stand_in
 from megatron_fixes.overlay.store import Entry, Store, UnusableError
@@ -72,6 +72,7 @@ class Process:
         self.refusals: list[Refusal] = []
         self.cache_problem = ""
         self.to_stop = False
+        self._machine_seen = False
         self._store = Store(self.settings.cache.value)
         self._copies: dict[str, Copy] = {}
         self._left: set[str] = set()
@@ -158,6 +159,14 @@ class Process:
         if self.paths and root is not None:
             with contextlib.suppress(Exception):
                 self.decide(root)
+            with contextlib.suppress(Exception):
+                self._look_at_machine()
+
+    def _look_at_machine(self) -> None:
+        """Say once per node what can't work on it; in strict mode every process looks, as each one stops by itself."""
+        if not self._machine_seen and (self.settings.strict.value or not notice.local_rank()):
+            self._machine_seen = True
+            self.refuse(*hardware.refusals())
 
     def decide(self, root: str) -> Held:
         """What goes into a tree; decided again only if its files changed.
