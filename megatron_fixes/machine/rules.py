@@ -31,12 +31,14 @@ if TYPE_CHECKING:
     from megatron_fixes.catalog.hardware import GpuCell
     from megatron_fixes.catalog.matrix import Matrix
     from megatron_fixes.machine.facts import Machine
+    from megatron_fixes.machine.finding import Verdict
 
 MINOR = "https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html"
 FORWARD = "https://docs.nvidia.com/deploy/cuda-compatibility/forward-compatibility.html"
 CODE = "https://docs.nvidia.com/cuda/ada-compatibility-guide"
 MIG = "https://docs.rapids.ai/deployment/stable/guides/mig"
 CONTAINER = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html"
+NVML = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html"
 EXTENSIONS = "https://github.com/pytorch/pytorch/blob/main/torch/utils/cpp_extension.py"
 
 
@@ -101,9 +103,8 @@ def _driver(machine: Machine, matrix: Matrix) -> Iterator[Finding]:
         yield Finding("driver", "untested", sentence, FORWARD)
     else:
         sentence = f"got {driver}, expected at least {minimum}, as torch {machine.torch.value} is built for CUDA {cuda}"
-        todo = (
-            f"update the driver, install cuda-compat, or take a build of torch for CUDA {offered or 'of this driver'}"
-        )
+        older = f"CUDA {_major(offered)}" if offered else "an older CUDA"
+        todo = f"update the driver, install cuda-compat, or take a build of torch for {older}"
         yield Finding("driver", "unfit", sentence, MINOR, todo, stops=True)
 
 
@@ -133,7 +134,8 @@ def _gpus(machine: Machine, matrix: Matrix) -> Iterator[Finding]:
         else:
             yield finding
         if kind is not None:
-            yield from _cells(machine, matrix, name, _architecture(kind))
+            runs = finding.verdict in ("fits", "untested")
+            yield from _cells(machine, matrix, name, _architecture(kind), runs=runs)
 
 
 def _architecture(kind: tuple[int, int] | None) -> str:
@@ -161,25 +163,32 @@ def _code(machine: Machine, name: str, kind: tuple[int, int] | None) -> Finding:
     return Finding(name, "untested", sentence, CODE)
 
 
-def _cells(machine: Machine, matrix: Matrix, name: str, architecture: str) -> Iterator[Finding]:
-    """What the matrix says of this GPU with torch's CUDA, precisions of one status together."""
+def _cells(machine: Machine, matrix: Matrix, name: str, architecture: str, *, runs: bool) -> Iterator[Finding]:
+    """What the matrix says of this GPU with torch's CUDA, precisions of one status together.
+
+    A cell is about machine code for this very architecture: torch may run all the same, by what ``_code`` found.
+    """
     cuda = machine.torch_cuda.value
     row = matrix.gpus.get(architecture)
     if row is None or cuda not in row:
         what = f"row for {architecture}" if row is None else f"column for CUDA {cuda}"
         yield Finding(name, "untested", f"the matrix has no {what}")
         return
-    together: dict[tuple[str, ...], list[str]] = {}
+    together: dict[tuple[Verdict, str, str], list[str]] = {}
     for precision, cell in row[cuda].items():
-        together.setdefault((*_told(cell), *_with_engine(machine, precision, cell)), []).append(precision)
-    for (verdict, sentence, source, *more), precisions in together.items():
-        text = f"{', '.join(precisions)} with CUDA {cuda}: {'; '.join([sentence, *more])}"
-        # FP8 that can't be had leaves all else as it is.
-        known = "note" if verdict == "unfit" and precisions == ["fp8"] else verdict
-        yield Finding(name, known, text, source)  # type: ignore[arg-type]
+        verdict, sentence, source = _told(cell)
+        whole = "; ".join([sentence, *_with_engine(machine, precision, cell)])
+        together.setdefault((verdict, whole, source), []).append(precision)
+    for (verdict, sentence, source), precisions in together.items():
+        text = f"{', '.join(precisions)} with CUDA {cuda}: {sentence}"
+        if verdict == "unfit" and (runs or precisions == ["fp8"]):
+            # FP8 that can't be had leaves all else as it is.
+            yield Finding(name, "note" if precisions == ["fp8"] else "untested", text, source)
+        else:
+            yield Finding(name, verdict, text, source)
 
 
-def _told(cell: GpuCell) -> tuple[str, str, str]:
+def _told(cell: GpuCell) -> tuple[Verdict, str, str]:
     if cell.status == "ran":
         return "fits", f"ran on {cell.machine}, {cell.date}", cell.source
     if cell.status == "unsupported":
@@ -193,7 +202,7 @@ def _with_engine(machine: Machine, precision: str, cell: GpuCell) -> Iterator[st
         yield cell.note
     if precision == "fp8" and cell.works:
         engine = machine.transformer_engine
-        yield f"TransformerEngine {engine.value}" if engine else "needs TransformerEngine, which is not installed"
+        yield f"TransformerEngine {engine.value}" if engine else f"needs TransformerEngine: {engine.missing}"
 
 
 def _torch(machine: Machine, matrix: Matrix) -> Iterator[Finding]:
@@ -235,6 +244,10 @@ def _container(machine: Machine) -> Iterator[Finding]:
     """The driver's files are there, and neither NVML nor ``nvidia-smi``: what that usually is."""
     if machine.driver and machine.driver.missing:
         sentence = f"known from {machine.driver.source} alone ({machine.driver.missing})"
+        if "version mismatch" in sentence:
+            todo = "reload the driver or reboot the node: its files were replaced while it ran"
+            yield Finding("driver", "unknown", sentence, NVML, todo)
+            return
         # As the loader says it; a library that is there and refuses has another reason, and says that.
         if "cannot open shared object file" in sentence:
             sentence += "; if this is a container, NVIDIA_DRIVER_CAPABILITIES lacks utility"
