@@ -14,7 +14,10 @@ Not handled: Tegra, whose devices and desktop ones don't run each other's machin
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 _ENTRY = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)$")
 
@@ -30,6 +33,20 @@ def capability(text: str) -> tuple[int, int] | None:
     """A compute capability out of ``8.9``; None for anything else."""
     found = re.fullmatch(r"(\d+)\.(\d+)", text)
     return (int(found[1]), int(found[2])) if found else None
+
+
+def named_capability(name: str, rows: Mapping[str, Iterable[str]]) -> tuple[int, int] | None:
+    """The compute capability of a GPU by its name.
+
+    Args:
+        name: As the driver calls it: ``NVIDIA A100-SXM4-80GB``.
+        rows: Architecture, such as ``sm_80``, to names that have to be in it as words of their own: ``A100``.
+    """
+    for architecture, gpus in rows.items():
+        if any(re.search(rf"(?<![\w-]){re.escape(gpu)}(?!\w)", name) for gpu in gpus):
+            number = architecture.removeprefix("sm_")
+            return int(number[:-1]), int(number[-1])
+    return None
 
 
 def code_for(names: str, device: tuple[int, int]) -> Code | None:

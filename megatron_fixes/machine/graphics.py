@@ -12,22 +12,21 @@ import re
 import shutil
 import subprocess
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from megatron_fixes.machine import driver_files
 from megatron_fixes.machine.facts import Device, Reading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-PROC = Path("/proc/driver/nvidia")
 PATIENCE_S = 10.0
 FILES = "the driver's files in /proc"
 _SMI = "nvidia-smi"
 _FIELDS = ("driver_version", "name", "memory.total", "mig.mode.current", "compute_cap")
 _UNKNOWN_FIELD = "is not a valid field to query"
 _CUDA = re.compile(r"CUDA (?:\w+ )?Version\s*:\s*(\d+\.\d+)")
-_KERNEL_MODULE = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)")
 
 
 class Graphics(NamedTuple):
@@ -43,7 +42,7 @@ class UnansweredError(Exception):
     """One of the ways gave no answer; the message says why."""
 
 
-def read(proc: Path = PROC) -> Graphics:
+def read(proc: Path = driver_files.PROC) -> Graphics:
     """Ask NVML, then ``nvidia-smi``, then the files below ``proc``."""
     refusals = []
     for ask in (_nvml, _smi):
@@ -54,32 +53,19 @@ def read(proc: Path = PROC) -> Graphics:
     return from_files(proc, tuple(refusals))
 
 
-def from_files(proc: Path = PROC, refusals: Sequence[str] = ()) -> Graphics:
-    """What the driver's files tell: cheap enough for every start of a job.
+def from_files(proc: Path = driver_files.PROC, refusals: Sequence[str] = ()) -> Graphics:
+    """What the driver's files tell.
 
     Args:
         proc: Where they are.
         refusals: What the better ways said.
     """
-    try:
-        found = _KERNEL_MODULE.search((proc / "version").read_text(errors="replace"))
-        version = found.group(1) if found else ""
-    except OSError:
-        version = ""
-    names = [_model(path) for path in sorted(proc.glob("gpus/*/information"))] if version else []
-    devices = tuple(Device(name) for name in names if name)
+    version = driver_files.version(proc)
+    devices = tuple(Device(name) for name in (driver_files.models(proc) if version else ()))
     why = "; ".join(refusals)
     driver = Reading(version, FILES, missing=why) if version else Reading(missing=why or "no driver is loaded")
     gpus = Reading(str(len(devices)), FILES, missing=why) if devices else Reading(missing=why or "no driver is loaded")
     return Graphics(driver, Reading(missing=why or f"not told by {FILES}"), gpus, devices)
-
-
-def _model(path: Path) -> str:
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("Model:")), "")
 
 
 def _nvml() -> Graphics:

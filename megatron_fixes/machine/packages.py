@@ -8,11 +8,15 @@ metadata: NVIDIA's has ``multi_tensor_apply`` and ``contrib`` packages. Not hand
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 import sys
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+from megatron_fixes.machine.places import place
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TRANSFORMER_ENGINE = (
     "transformer-engine",
@@ -30,19 +34,6 @@ class Package:
     version: str | None
     where: str | None
     note: str = ""
-
-
-def place(module: str) -> Path | None:
-    """The folder that an import of a top-level package would use."""
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        return None
-    if spec is None:
-        return None
-    if spec.submodule_search_locations:
-        return Path(next(iter(spec.submodule_search_locations)))
-    return Path(spec.origin).parent if spec.origin else None
 
 
 def version(*distributions: str) -> str | None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads this machine: the edge between ``facts`` and the system. Never raises for what the machine is.
 
-Two depths. ``read`` asks the driver and every program that knows; it is for ``doctor`` and ``apply``. ``glance`` takes
-files alone, some milliseconds, and is for every start of a job. Where there is no driver, torch's list of GPU code is
+Two depths. ``read`` asks the driver and every program that knows; it is for ``doctor`` and ``apply``. ``from_files``
+starts nothing and asks nobody, for the start of a job. Where there is no driver, torch's list of GPU code is
 not looked for, as there is nothing to hold it against.
 """
 
@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from megatron_fixes.machine import graphics, torch_files
+from megatron_fixes.machine import driver_files, graphics, torch_files
 from megatron_fixes.machine.facts import Machine, Reading
-from megatron_fixes.machine.packages import TRANSFORMER_ENGINE, apex_kind, place, version
+from megatron_fixes.machine.packages import TRANSFORMER_ENGINE, apex_kind, version
+from megatron_fixes.machine.places import place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +39,7 @@ _ASK_TORCH = (
 )
 
 
-def read(megatron_core: Reading, *, proc: Path = graphics.PROC, complete: bool = True) -> Machine:
+def read(megatron_core: Reading, *, proc: Path = driver_files.PROC, complete: bool = True) -> Machine:
     """Ask the driver, and read torch's files.
 
     Args:
@@ -50,7 +51,7 @@ def read(megatron_core: Reading, *, proc: Path = graphics.PROC, complete: bool =
     return _completed(machine) if complete else machine
 
 
-def glance(*, proc: Path = graphics.PROC) -> Machine:
+def from_files(*, proc: Path = driver_files.PROC) -> Machine:
     """Read files only: the driver, the GPUs' names, and torch."""
     return _machine(graphics.from_files(proc), Reading(missing=_NOT_ASKED))
 

@@ -14,14 +14,13 @@ torch was built with, or torch has no code that any GPU of the node runs. All el
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from megatron_fixes.machine.code import capability, code_for
+from megatron_fixes.machine.code import capability, code_for, named_capability
 from megatron_fixes.machine.facts import Device
 from megatron_fixes.machine.finding import Finding
 
@@ -112,11 +111,7 @@ def device_capability(device: Device, matrix: Matrix) -> tuple[int, int] | None:
     """As the driver told it, else by a GPU of the matrix that the device's name names as a word of its own."""
     if device.capability:
         return capability(device.capability)
-    for architecture, row in matrix.architectures.items():
-        if any(re.search(rf"(?<![\w-]){re.escape(gpu)}(?!\w)", device.name) for gpu in row.gpus):
-            number = architecture.removeprefix("sm_")
-            return int(number[:-1]), int(number[-1])
-    return None
+    return named_capability(device.name, {name: row.gpus for name, row in matrix.architectures.items()})
 
 
 def _gpus(machine: Machine, matrix: Matrix) -> Iterator[Finding]:

@@ -13,11 +13,11 @@ import re
 import struct
 from typing import TYPE_CHECKING
 
-from megatron_fixes.machine.facts import Reading
-
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
+
+    from megatron_fixes.machine.facts import Reading
 
 VERSION = "torch/version.py"
 LIBRARY = "torch/lib/libtorch_python.so"
@@ -41,17 +41,31 @@ def versions(folder: Path) -> dict[str, str]:
     return found
 
 
+def lists(folder: Path) -> set[str]:
+    """The lists of GPU code among the constants of torch's library.
+
+    Raises:
+        OSError, ValueError: It can't be read, or is another kind of file.
+    """
+    try:
+        with (folder / "lib" / "libtorch_python.so").open("rb") as file:
+            return {found.decode() for found in _CODE.findall(_constants(file))}
+    except struct.error as error:
+        raise ValueError(f"got a library that ends early: {error}") from error
+
+
 def code(folder: Path) -> Reading:
     """What torch has machine code (``sm_``) and PTX (``compute_``) for."""
-    path = folder / "lib" / "libtorch_python.so"
+    # Here, as a glance at the machine does without it.
+    from megatron_fixes.machine.facts import Reading
+
     try:
-        with path.open("rb") as file:
-            lists = {found.decode() for found in _CODE.findall(_constants(file))}
-    except (OSError, ValueError, struct.error) as error:
+        found = lists(folder)
+    except (OSError, ValueError) as error:
         return Reading(missing=f"{LIBRARY} can't be read: {error}")
-    if len(lists) != 1:
-        return Reading(missing=f"{LIBRARY} holds {len(lists) or 'no'} list{'s' * (len(lists) > 1)} of GPU code")
-    return Reading(lists.pop(), LIBRARY)
+    if len(found) != 1:
+        return Reading(missing=f"{LIBRARY} holds {len(found) or 'no'} list{'s' * (len(found) > 1)} of GPU code")
+    return Reading(found.pop(), LIBRARY)
 
 
 def _constants(file: BinaryIO) -> bytes:

@@ -27,7 +27,7 @@ READ = (
     "from megatron_fixes.machine.facts import Reading\n"
     "kind, proc = sys.argv[1], Path(sys.argv[2])\n"
     "core = Reading('0.16.1', 'given')\n"
-    "machine = reading.read(core, proc=proc) if kind == 'read' else reading.glance(proc=proc)\n"
+    "machine = reading.read(core, proc=proc) if kind == 'read' else reading.from_files(proc=proc)\n"
     "machine = reading.ask_torch(machine) if 'ask' in sys.argv else machine\n"
     "sys.stdout.buffer.write(msgspec.json.encode(machine))\n"
 )

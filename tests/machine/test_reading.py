@@ -169,7 +169,7 @@ def test_in_a_container_without_nvml_the_drivers_files_tell(parts: Parts) -> Non
 def test_the_drivers_own_version_is_taken(parts: Parts, line: str, version: str | None) -> None:
     parts.proc.mkdir()
     (parts.proc / "version").write_text(line + "\n")
-    assert parts.read("glance")["driver"].get("value") == version
+    assert parts.read("files")["driver"].get("value") == version
 
 
 def test_a_login_node_has_nothing_and_says_why(parts: Parts) -> None:
@@ -180,7 +180,7 @@ def test_a_login_node_has_nothing_and_says_why(parts: Parts) -> None:
     assert machine["torch_code"] == {"missing": "not looked for, as there is no GPU here"}
 
 
-@pytest.mark.parametrize("kind", ["read", "glance"])
+@pytest.mark.parametrize("kind", ["read", "files"])
 def test_torch_is_read_and_not_imported(parts: Parts, kind: str) -> None:
     parts.driver("580.95.05", "NVIDIA L4")
     parts.torch("2.11.0+cu130", "13.0", WHEEL)
@@ -250,9 +250,9 @@ def test_cuda_compat_on_the_library_path_is_seen(parts: Parts) -> None:
     folder = parts.place / "cuda-13.0" / "compat"
     folder.mkdir(parents=True)
     parts.variables["LD_LIBRARY_PATH"] = f"/nowhere:{folder}"
-    assert "value" not in parts.read("glance")["forward_compatibility"]
+    assert "value" not in parts.read("files")["forward_compatibility"]
     (folder / "libcuda.so.1").write_bytes(b"")
-    assert parts.read("glance")["forward_compatibility"] == {"value": str(folder), "source": "cuda-compat"}
+    assert parts.read("files")["forward_compatibility"] == {"value": str(folder), "source": "cuda-compat"}
 
 
 def test_transformer_engine_and_apex_come_from_metadata_and_files(parts: Parts) -> None:
