@@ -98,7 +98,7 @@ def patch_text(fix_id: str, edits: Mapping[str, tuple[str, str]]) -> str:
 def _matrix(fix_ids: Sequence[str]) -> str:
     row = {"symptom": "Nothing is seen.", "hit": "Nobody is hit.", "since": "0.16.1", "links": []}
     cells = {"0.16.1": {"verdict": "needed", "tested": ["gloo"]}}
-    releases = {"0.16.1": {"line": "core_v0.16", "python": "3.11", "torch": "2.13.0"}}
+    releases = {"0.16.1": {"line": "core_v0.16", "python": "3.11", "torch": "2.13.0", "requires_torch": ""}}
     fixes = {fix_id: {"slug": f"synthetic-{fix_id.lower()}", **row, "cells": cells} for fix_id in fix_ids}
     return json.dumps({"schema": 1, "releases": releases, "fixes": fixes})
 

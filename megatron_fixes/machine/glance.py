@@ -34,11 +34,13 @@ def may_not_work(proc: Path, matrix: Path) -> bool:
         return False
     tables: dict[str, Any] = json.loads(matrix.read_bytes())
     major = cuda.partition(".")[0]
-    minimums = [column["minimum_driver"] for name, column in tables["cuda"].items() if name.partition(".")[0] == major]
+    minimums = [
+        column["minimum_driver"] for name, column in tables.get("cuda", {}).items() if name.partition(".")[0] == major
+    ]
     driver = driver_files.version(proc)
     if driver and minimums and _numbers(driver) < _numbers(minimums[-1]):
         return True
-    rows = {architecture: row["gpus"] for architecture, row in tables["architectures"].items()}
+    rows = {architecture: row["gpus"] for architecture, row in tables.get("architectures", {}).items()}
     kinds = {named_capability(name, rows) for name in driver_files.models(proc)}
     if not kinds or None in kinds:
         return False

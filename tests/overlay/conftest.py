@@ -150,7 +150,7 @@ def patch_text(fix: str) -> str:
 def matrix_text() -> str:
     lines = ["schema: 1", "releases:"]
     for minor in (1, 2):
-        lines.append(f'  "9.{minor}.0": {{line: core_v9.{minor}, python: "3.11", torch: "2.13.0"}}')
+        lines.append(f'  "9.{minor}.0": {{line: core_v9.{minor}, python: "3.11", torch: "2.13.0", requires_torch: ""}}')
     lines.append("fixes:")
     for fix in EDITS:
         later = "needed" if fix == "MF9001" else "fixed-upstream"
