@@ -16,9 +16,9 @@ import pytest
 
 from megatron_fixes import catalog
 from megatron_fixes.catalog.hardware import GpuCell
-from megatron_fixes.machine.facts import Machine
+from megatron_fixes.machine.facts import Device, Machine, Reading
 from megatron_fixes.machine.finding import Finding, worst
-from megatron_fixes.machine.rules import judge
+from megatron_fixes.machine.rules import device_capability, judge
 
 DATA = Path(__file__).parent / "data"
 MATRIX = catalog.load().matrix
@@ -214,8 +214,6 @@ def test_a_local_version_or_a_build_on_the_way_to_a_release_counts_as_it(version
     ],
 )
 def test_a_name_tells_the_architecture_only_where_the_matrix_has_that_very_name(name: str, architecture: str) -> None:
-    from megatron_fixes.machine.facts import Device
-    from megatron_fixes.machine.rules import device_capability
 
     found = device_capability(Device(name), MATRIX)
     assert ("sm_{}{}".format(*found) if found else "") == architecture
@@ -235,3 +233,9 @@ def test_a_rocm_build_is_told_as_such() -> None:
         machine, torch_cuda=msgspec.structs.replace(machine.torch_cuda, missing="a build for ROCm 6.2")
     )
     assert any("a build for ROCm 6.2" in finding.sentence for finding in judge(machine, MATRIX))
+
+
+@pytest.mark.parametrize(("nvcc", "told"), [("13.0", 0), ("13.1", 1), ("12.8", 1), ("", 0)])
+def test_an_nvcc_of_torchs_own_version_is_not_worth_a_word(nvcc: str, told: int) -> None:
+    machine = msgspec.structs.replace(record("h200"), nvcc=Reading(nvcc, "/usr/local/cuda/bin/nvcc"))
+    assert len([finding for finding in judge(machine, MATRIX) if finding.subject == "nvcc"]) == told
