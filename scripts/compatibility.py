@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import traps
+
 from megatron_fixes.catalog.hardware import PRECISIONS, each_cell
 from megatron_fixes.catalog.ranges import compact
 
@@ -47,6 +49,11 @@ COLUMNS_END = """
 Drivers: minor-version compatibility on Linux, so the least is one for all CUDA versions of a major. Releases that
 declare no torch go with any; releases from 0.17.0 on also ask for Python 3.12. No official wheel does
 not mean that nothing works: builds of your own and NVIDIA's containers have other pairs.
+"""
+TRAPS_HEAD = """\
+What makes people, and checks, take a machine that works for one that does not, or the other way round. What is quoted
+is what `megatron-fixes doctor` says of a recorded machine; [machine.md](machine.md) has what it reads and what stops
+`apply`.
 """
 FIRST_HEAD = """\
 Nine cells, architecture x CUDA version, without precisions. Two were wrong: CUDA 11.8 makes code for an H100, and it is
@@ -168,6 +175,9 @@ def page(catalog: Catalog) -> str:
         "\n## What goes with a CUDA version\n",
         columns_table(matrix),
         COLUMNS_END,
+        "## Traps\n",
+        TRAPS_HEAD,
+        *traps.paragraphs(matrix),
         "## The table that this project began with\n",
         FIRST_HEAD,
         first_table(matrix),

@@ -154,3 +154,15 @@ def test_the_first_table_stands_beside_what_is_right(script: ModuleType) -> None
     assert is_["H100, H200 (sm_90)", "11.8"] == ("no", "bf16 fp16 fp8")
     assert is_["L4 (sm_89)", "12.4"] == ("FP8 only", "bf16 fp16 fp8")
     assert is_["A100 (sm_80)", "12.4"] == ("yes", "bf16 fp16")
+
+
+def test_each_trap_shows_what_is_said_of_its_machine(script: ModuleType) -> None:
+    traps = script.compatibility.traps
+    for trap in traps.TRAPS:
+        assert traps.answers(trap, CATALOG.matrix), trap.record
+    recorded = {path.stem for path in traps.RECORDS.glob("*.json")}
+    assert {trap.record for trap in traps.TRAPS} <= recorded
+    stopping = [
+        trap.record for trap in traps.TRAPS if any("stops" in line for line in traps.answers(trap, CATALOG.matrix))
+    ]
+    assert stopping == ["no-code-for-blackwell", "driver-too-old"]
