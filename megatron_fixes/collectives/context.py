@@ -99,7 +99,7 @@ class Handle:
 
     def wait(self) -> None:
         """Wait for this one; see ``AllReduceContext.wait``. Nothing happens if it has ended."""
-        self._context.wait_for(self.operation)
+        self._context._wait((self.operation,), self._context._deadline_s)
 
 
 class AllReduceContext:
@@ -272,7 +272,10 @@ class AllReduceContext:
         return self._record.require("a collective")
 
     def _issue(self, asked: Sequence[requests.Request], frame: FrameType) -> Handle:
-        group, record = self._require(), self._record
+        record = self._record
+        group = None if self._closed else record.group()
+        if group is None:
+            group = self._require()
         requests.check(asked, len(record.ranks))
         if record.adrift:
             record.sweep()
@@ -302,7 +305,11 @@ class AllReduceContext:
                 self._record.require(f"waiting for collective {operation.sequence}")
             operation.to("waiting")
             try:
-                wait_for(operation.works, deadline, on_device=operation.on_device)
+                if deadline is None:
+                    for work in operation.works:
+                        work.wait()
+                else:
+                    wait_for(operation.works, deadline, on_device=operation.on_device)
             except DeadlinePassed:
                 operation.to("issued")
                 raise self._late(operation, within_s) from None
@@ -311,10 +318,15 @@ class AllReduceContext:
                 self._leave(operation, "failed")
                 self._record.require(f"waiting for collective {operation.sequence}")
                 raise failure from error
+            except BaseException:
+                # Ctrl-C: it is under way, and close() is to drain it.
+                operation.to("issued")
+                raise
             self._done(operation)
 
     def _done(self, operation: Operation) -> None:
-        operation.consume()
+        if operation.communication is not None:
+            operation.communication.consume()
         if not self._checked:
             self._leave(operation, "done")
             return

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from megatron_fixes.collectives.lifecycle import State, move
+from megatron_fixes.collectives.lifecycle import ENDS, State, move
 from megatron_fixes.collectives.registry import Adrift
 from megatron_fixes.collectives.requests import describe
 
@@ -31,9 +31,20 @@ class Operation:
         sequence: Its number on the group, counted over all contexts of this process.
         state: See ``lifecycle``.
         works: What torch gave back; empty once it has ended.
+        communication: Where it was put on a stream of its own, to be consumed after its works; None once it has ended.
     """
 
-    __slots__ = ("_code", "_communication", "_line", "_record", "_requests", "_versions", "sequence", "state", "works")
+    __slots__ = (
+        "_code",
+        "_instruction",
+        "_record",
+        "_requests",
+        "_versions",
+        "communication",
+        "sequence",
+        "state",
+        "works",
+    )
 
     def __init__(
         self,
@@ -47,17 +58,19 @@ class Operation:
     ) -> None:
         self._record = record
         self._requests: Sequence[Request] = requests
-        self._communication = communication
+        self.communication = communication
         self.works = works
         self.sequence = record.count
         self.state: State = "issued"
-        self._code, self._line = frame.f_code, frame.f_lineno
+        self._code, self._instruction = frame.f_code, frame.f_lasti
         self._versions = versions(requests) if checked else ()
 
     @property
     def place(self) -> str:
         """Where it was issued, as ``path:line``."""
-        return f"{self._code.co_filename}:{self._line}"
+        # Looked up when asked: in a long function it takes longer than all the rest of issuing.
+        lines = (line for begin, end, line in self._code.co_lines() if begin <= self._instruction < end)
+        return f"{self._code.co_filename}:{next(lines, None) or self._code.co_firstlineno}"
 
     @property
     def modified(self) -> bool:
@@ -74,23 +87,13 @@ class Operation:
         """Whether its tensors are on a CUDA device."""
         return bool(self._requests[0].tensors[0].is_cuda)
 
-    def consume(self) -> None:
-        """Put the current stream behind it, once its works have been waited for."""
-        if self._communication is not None:
-            self._communication.consume()
-
     def to(self, state: State) -> None:
         """Move to a state; at an end, let go of tensors and works unless they may be in use."""
         self.state = move(self.state, state)
-        if state in ("done", "failed"):
-            self._release()
-        elif state in ("aborted", "dropped"):
-            if self.under_way:
+        if state in ENDS:
+            if state in ("aborted", "dropped") and self.under_way:
                 self._record.adrift.append(Adrift(self.works, self._requests))
-            self._release()
-
-    def _release(self) -> None:
-        self.works, self._requests, self._communication = [], (), None
+            self.works, self._requests, self.communication = [], (), None
 
     def __str__(self) -> str:
         return f"collective {self.sequence} ({describe(self._requests) if self._requests else self.state})"

@@ -71,6 +71,7 @@ class GroupRecord:
 
     __slots__ = (
         "__weakref__",
+        "_listing",
         "_ref",
         "aborted",
         "adrift",
@@ -86,6 +87,7 @@ class GroupRecord:
 
     def __init__(self, group: Any) -> None:
         self._ref = weakref.ref(group)
+        self._listing: Any = c10d._world.pg_map
         self.name: str = group.group_name
         self.ranks: tuple[int, ...] = tuple(dist.get_process_group_ranks(group))
         self.rank: int = dist.get_rank()
@@ -95,12 +97,12 @@ class GroupRecord:
         self.adrift: list[Adrift] = []
         self.forks = _forks
         # Lives on after the group, so that a teardown can still be agreed on.
-        self.store: Any = dist.PrefixStore("megatron_fixes/collectives", c10d._world.pg_map[group][1])
+        self.store: Any = dist.PrefixStore("megatron_fixes/collectives", self._listing[group][1])
 
     def group(self) -> Any:
         """The process group, or None if it is gone."""
         group = self._ref()
-        if group is None or self.aborted or self.forks != _forks or group not in c10d._world.pg_map:
+        if group is None or self.aborted or self.forks != _forks or group not in self._listing:
             return None
         return group
 
@@ -109,7 +111,7 @@ class GroupRecord:
         if self.forks != _forks:
             return None
         group = self._ref()
-        return group if group is not None and group in c10d._world.pg_map else None
+        return group if group is not None and group in self._listing else None
 
     def require(self, purpose: str) -> Any:
         """The process group.

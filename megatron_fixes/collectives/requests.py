@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+from torch.overrides import has_torch_function
 
 from megatron_fixes.collectives.waiting import ThreadedWork
 from megatron_fixes.errors import UsageError
@@ -19,6 +20,21 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
+
+
+def _options(op: Any) -> Any:
+    options = c10d.AllreduceOptions()
+    options.reduceOp = op
+    if hasattr(options, "asyncOp"):  # torch 2.8 and later: NCCL uses its own stream only if told so
+        options.asyncOp = True
+    return options
+
+
+# Made once: making it takes as long as issuing does.
+_SUM = _options(dist.ReduceOp.SUM)
+# torch 2.13 warns of the older names at each call.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class Request:
@@ -40,8 +56,19 @@ class Request:
         if self.kind == "all_reduce":
             return dist.all_reduce(self.tensors[0], self.op, group=group, async_op=True)
         if self.kind == "reduce_scatter":
-            return dist.reduce_scatter_tensor(*self.tensors, op=self.op, group=group, async_op=True)
-        return dist.all_gather_into_tensor(*self.tensors, group=group, async_op=True)
+            return _reduce_scatter(*self.tensors, op=self.op, group=group, async_op=True)
+        return _all_gather(*self.tensors, group=group, async_op=True)
+
+    def issue_alone(self, group: Any) -> Any:
+        """Issue it outside of a coalescing manager; a ``Work``.
+
+        An all-reduce goes to the group itself: what ``dist.all_reduce`` does besides is done by ``check`` and by the
+        context, and costs more than both.
+        """
+        if self.kind != "all_reduce" or self.tensors[0].is_complex() or has_torch_function(self.tensors):
+            return self.issue(group)
+        options = _SUM if self.op is dist.ReduceOp.SUM else _options(self.op)
+        return group.allreduce([self.tensors[0]], options)
 
     def __str__(self) -> str:
         op = f" {self.op}".lower().replace("redopt.", "").replace("redoptype.", "") if self.op is not None else ""
@@ -64,11 +91,13 @@ def check(requests: Sequence[Request], world_size: int) -> None:
             hint="Use one run for each kind.",
         )
     for request in requests:
-        if not all(tensor.is_contiguous() for tensor in request.tensors):
-            raise UsageError(
-                f"got {request} of strides {[tensor.stride() for tensor in request.tensors]}, expected contiguous ones",
-                hint="Reduce tensor.contiguous() and copy the result back: gloo reduces other elements, with no error.",
-            )
+        for tensor in request.tensors:  # all() of a generator takes thrice as long
+            if not tensor.is_contiguous():
+                raise UsageError(
+                    f"got {request} of strides {[one.stride() for one in request.tensors]}, expected contiguous ones",
+                    hint="Reduce tensor.contiguous() and copy the result back: gloo reduces other elements, with no "
+                    "error.",
+                )
         if len(request.tensors) == 1:
             continue
         output, tensor = request.tensors
@@ -90,7 +119,7 @@ def describe(requests: Sequence[Request]) -> str:
 def issue(requests: Sequence[Request], group: Any) -> list[Any]:
     """Issue requests that were checked, several as one coalesced run; the works to wait for."""
     if len(requests) == 1:
-        return _works([requests[0].issue(group)], requests[0])
+        return _works([requests[0].issue_alone(group)], requests[0])
     with c10d._coalescing_manager(group, async_ops=True) as manager:
         for request in requests:
             request.issue(group)

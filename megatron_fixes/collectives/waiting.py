@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits for works, with or without a deadline, without a hot loop.
+"""Waits for works within a deadline, without a hot loop.
 
-Order: without a deadline, ``Work.wait``: on the CPU the host blocks until the work is complete; on CUDA the current
-stream is ordered after it and the host goes on. With a deadline the host blocks on both, since only so it can tell: on
-CUDA by asking at growing intervals, and then the current stream is ordered after the work.
+Order: on the CPU ``Work.wait`` blocks the host until the work is complete; on CUDA it orders the current stream after
+it, and the host goes on. With a deadline the host blocks on both, since only so it can tell: on CUDA by asking at
+growing intervals, and then the current stream is ordered after the work.
 Source: ``Work.wait`` of torch.distributed; NCCL's takes a timeout only in blocking-wait mode.
 """
 
@@ -27,12 +27,12 @@ class DeadlinePassed(Exception):
     """A work was not complete in time."""
 
 
-def wait_for(works: Iterable[Any], deadline: float | None, *, on_device: bool) -> None:
-    """Wait for works, in order.
+def wait_for(works: Iterable[Any], deadline: float, *, on_device: bool) -> None:
+    """Wait for works, in order, within a deadline.
 
     Args:
         works: ``torch.distributed.Work``.
-        deadline: On the clock of ``time.monotonic``; None waits as torch does.
+        deadline: On the clock of ``time.monotonic``.
         on_device: They are works of CUDA tensors.
 
     Raises:
@@ -40,9 +40,7 @@ def wait_for(works: Iterable[Any], deadline: float | None, *, on_device: bool) -
         RuntimeError: A work has failed, as the back end says it.
     """
     for work in works:
-        if deadline is None:
-            work.wait()
-        elif on_device:
+        if on_device:
             _poll(work, deadline)
             work.wait()
         else:
