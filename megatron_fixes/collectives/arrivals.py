@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells, through the store, which ranks issued a collective: exactly in checked mode, by asking around otherwise.
+"""Tells, through the store, which ranks came: before something is done together, or afterwards, when it is late.
 
-Unchecked, nothing is written while all goes well. A rank whose deadline passes says so, and listens for a moment for
-others that say the same: those that stay silent are *not known* to have issued it. A rank that issued it and has
-not come to its own deadline yet is silent too, so deadlines should be the same on all ranks.
+``meet`` waits for all ranks of a group, and ends in the same way on all of them. ``missing_ranks`` costs nothing while
+all goes well: a rank whose deadline passes says so, and listens for a moment for others that say the same. Those that
+stay silent are *not known* to have issued the collective; one that issued it and has not come to its own deadline yet
+is silent too, so deadlines should be the same on all ranks.
 
 Not handled: a store that is gone (its host died): then nothing can be told, and that is what is said.
 """
@@ -11,6 +12,7 @@ Not handled: a store that is gone (its host died): then nothing can be told, and
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +20,68 @@ if TYPE_CHECKING:
 
 LISTEN_S = 1.0
 _PAUSE_S = 0.02
+_MET = "met"
+
+
+class NotMetError(Exception):
+    """Ranks did not meet; its text says who was missing.
+
+    Attributes:
+        missing: Global ranks that did not come, or else the one that had given up before all were there; None if the
+            store did not answer.
+    """
+
+    def __init__(self, missing: tuple[int, ...] | None, said: str) -> None:
+        super().__init__(said)
+        self.missing = missing
+
+
+def word_key(meeting: str, rank: int) -> str:
+    """The key under which a rank comes to a meeting; its value is what the rank had to say."""
+    return f"{meeting}/{rank}"
+
+
+def meet(record: GroupRecord, meeting: str, within_s: float, word: str = "1") -> None:
+    """Wait at the store until all ranks of a group have come.
+
+    All ranks meet or none does: who sees all there, or gives up, says so by one compare-and-set, and the first that did
+    so is right for everybody. The group's first rank alone looks for the others; they wait for what it says, so that
+    the store is not asked by each rank for each.
+
+    Args:
+        record: The group.
+        meeting: The same on all ranks, and used once.
+        within_s: How long to wait.
+        word: What this rank has to say, for the others to read.
+
+    Raises:
+        NotMetError: On all ranks that came, and those that come later.
+    """
+    verdict, first = f"{meeting}/verdict", record.rank == record.ranks[0]
+    keys = [word_key(meeting, rank) for rank in record.ranks]
+    try:
+        record.store.set(word_key(meeting, record.rank), word)
+        try:
+            record.store.wait(keys if first else [verdict], timedelta(seconds=within_s))
+            mine = _MET
+        except RuntimeError:
+            mine = str(record.rank)
+        decided = record.store.compare_set(verdict, "", mine).decode()
+        if decided == _MET:
+            return
+        silent = tuple(rank for rank in record.ranks if not record.store.check([word_key(meeting, rank)]))
+    except RuntimeError:
+        raise NotMetError(None, "the store did not answer") from None
+    if silent or int(decided) == record.rank:
+        raise NotMetError(silent, f"ranks {list(silent)} did not come")
+    raise NotMetError((int(decided),), f"rank {decided} came and did not wait")
+
+
+def forget(record: GroupRecord, meeting: str) -> None:
+    """Remove what this rank has written to a meeting that all ranks have left."""
+    record.store.delete_key(word_key(meeting, record.rank))
+    if record.rank == record.ranks[0]:
+        record.store.delete_key(f"{meeting}/verdict")
 
 
 def missing_ranks(record: GroupRecord, sequence: int | str, *, listen_s: float = LISTEN_S) -> tuple[int, ...] | None:

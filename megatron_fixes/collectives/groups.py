@@ -12,14 +12,13 @@ Not handled: works that were issued without a context; c10d ends them as the bac
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from megatron_fixes.collectives.arrivals import NotMetError, meet
 from megatron_fixes.collectives.errors import TeardownError
 from megatron_fixes.collectives.registry import GroupRecord, adrift, record_of
 from megatron_fixes.errors import MegatronFixesError
@@ -113,15 +112,10 @@ def _drain(record: GroupRecord, within_s: float) -> list[str]:
 
 def _agree(record: GroupRecord, within_s: float) -> list[str]:
     """Tell the other ranks that this one is ready, and wait for them."""
-    keys = {rank: f"ready/{rank}" for rank in record.ranks}
     try:
-        record.store.set(keys[record.rank], "1")
-        record.store.wait(list(keys.values()), timedelta(seconds=within_s))
-    except RuntimeError:
-        silent = []
-        with suppress(RuntimeError):
-            silent = [rank for rank, key in keys.items() if not record.store.check([key])]
-        return [f"ranks {silent or 'unknown'} did not come to destroy it within {within_s:g} s"]
+        meet(record, "ready", within_s)
+    except NotMetError as error:
+        return [f"{error} to destroy it within {within_s:g} s"]
     return []
 
 

@@ -11,9 +11,9 @@ Not handled: a rank that uses the group without a context; it looks as if it did
 from __future__ import annotations
 
 from collections import defaultdict
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from megatron_fixes.collectives.arrivals import NotMetError, forget, meet, word_key
 from megatron_fixes.collectives.errors import CollectiveMismatchError, CollectiveTimeoutError
 
 if TYPE_CHECKING:
@@ -40,22 +40,20 @@ def compare(record: GroupRecord, signature: str, place: str, within_s: float) ->
     # Counted apart from collectives: after a mismatch nothing was issued, and the next comparison must not meet its
     # lines.
     record.compared += 1
-    keys = {rank: f"issued/{number}/{rank}" for rank in record.ranks}
-    record.store.set(keys[record.rank], f"{signature}{_APART}{place}")
+    meeting = f"issued/{number}"
     try:
-        record.store.wait(list(keys.values()), timedelta(seconds=within_s))
-    except RuntimeError:
-        missing = tuple(rank for rank, key in keys.items() if not record.store.check([key]))
+        meet(record, meeting, within_s, f"{signature}{_APART}{place}")
+    except NotMetError as error:
         raise CollectiveTimeoutError(
-            f"got nothing in {within_s:g} s from ranks {list(missing)} of process group {record.name} for its "
-            f"collective {record.count}, expected {signature}; nothing was issued",
-            missing=missing,
+            f"got no word of all ranks of process group {record.name} within {within_s:g} s, expected {signature} as "
+            f"its collective {record.count}: {error}; nothing was issued",
+            missing=error.missing,
             context=f"rank {record.rank}, {place}",
             hint="Look at where the missing ranks are.",
         ) from None
-    said = {rank: record.store.get(key).decode().split(_APART) for rank, key in keys.items()}
+    said = {rank: record.store.get(word_key(meeting, rank)).decode().split(_APART) for rank in record.ranks}
     # Whoever has come this far has seen all of the collective before.
-    record.store.delete_key(f"issued/{number - 1}/{record.rank}")
+    forget(record, f"issued/{number - 1}")
     sides: dict[str, list[int]] = defaultdict(list)
     for rank, (what, _) in said.items():
         sides[what].append(rank)
