@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from megatron_fixes.collectives import registry, requests, signatures
+from megatron_fixes.collectives import connecting, registry, requests, signatures
 from megatron_fixes.collectives.arrivals import missing_ranks
 from megatron_fixes.collectives.errors import (
     ClosedContextError,
@@ -58,25 +58,6 @@ EXIT_S = 5.0
 
 def _is_time(value: Any) -> bool:
     return isinstance(value, (int, float)) and value > 0
-
-
-class Run:
-    """Collectives of one kind that go out as one coalesced run when the block of ``coalesced`` ends."""
-
-    def __init__(self) -> None:
-        self.requests: list[requests.Request] = []
-
-    def all_reduce(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
-        """See ``AllReduceContext.all_reduce``."""
-        self.requests.append(requests.Request("all_reduce", (tensor,), op))
-
-    def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
-        """See ``AllReduceContext.reduce_scatter``."""
-        self.requests.append(requests.Request("reduce_scatter", (output, tensor), op))
-
-    def all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> None:
-        """See ``AllReduceContext.all_gather``."""
-        self.requests.append(requests.Request("all_gather", (output, tensor), None))
 
 
 class Handle:
@@ -114,6 +95,9 @@ class AllReduceContext:
         checked: Compare with all ranks before each collective, and watch for writes to what it reads while it is under
             way. For tests and for finding a fault: it costs a round trip through the store each time. The same on all
             ranks.
+        meet_first: Wait at the store, within the deadline, until all ranks come to the group's first collective. None:
+            if there is a deadline and the back end would block the host there (NCCL that is not connected yet). The
+            same on all ranks, as is whether there is a deadline.
 
     Raises:
         GroupDestroyedError: The group is gone.
@@ -121,7 +105,13 @@ class AllReduceContext:
     """
 
     def __init__(
-        self, group: Any = None, *, stream: Any = None, deadline_s: float | None = None, checked: bool = False
+        self,
+        group: Any = None,
+        *,
+        stream: Any = None,
+        deadline_s: float | None = None,
+        checked: bool = False,
+        meet_first: bool | None = None,
     ) -> None:
         self._operations: list[Operation] = []
         self._closed = True  # until it is made, for the destructor
@@ -130,7 +120,8 @@ class AllReduceContext:
         if stream is not None and not hasattr(stream, "wait_stream"):
             raise UsageError(f"got stream={stream!r}, expected a stream of torch.cuda, or None")
         self._record = registry.record_of(group)
-        self._order, self._deadline_s, self._checked = StreamOrder(stream), deadline_s, checked
+        self._order, self._deadline_s = StreamOrder(stream), deadline_s
+        self._checked, self._meet_first = checked, meet_first
         self._record.contexts.add(self)
         self._closed = False
 
@@ -154,7 +145,8 @@ class AllReduceContext:
 
         Raises:
             GroupDestroyedError, ClosedContextError, UsageError: Nothing was issued.
-            CollectiveMismatchError, CollectiveTimeoutError: In checked mode; nothing was issued.
+            CollectiveMismatchError: In checked mode; nothing was issued.
+            CollectiveTimeoutError: In checked mode, and by ``meet_first``; nothing was issued.
         """
         return self._issue((requests.Request("all_reduce", (tensor,), op),), sys._getframe(1))
 
@@ -182,12 +174,12 @@ class AllReduceContext:
         return self._issue((requests.Request("all_gather", (output, tensor), None),), sys._getframe(1))
 
     @contextmanager
-    def coalesced(self) -> Iterator[Run]:
+    def coalesced(self) -> Iterator[requests.Run]:
         """Collect collectives of one kind; they go out as one run when the block ends, none of them if it raises.
 
         Raises: see ``all_reduce``, and ``UsageError`` for a run of several kinds, when the block ends.
         """
-        run, frame = Run(), sys._getframe(2)  # past contextlib's own frame
+        run, frame = requests.Run(), sys._getframe(2)  # past contextlib's own frame
         self._require()
         yield run
         if run.requests:
@@ -279,10 +271,8 @@ class AllReduceContext:
         requests.check(asked, len(record.ranks))
         if record.adrift:
             record.sweep()
-        if self._checked:
-            place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-            within_s = self._deadline_s or signatures.COMPARE_S
-            signatures.compare(record, requests.describe(asked), place, within_s)
+        if self._checked or not record.count:
+            self._meet(group, asked, f"{frame.f_code.co_filename}:{frame.f_lineno}")
         communication = None
         if self._order.stream is None:
             works = requests.issue(asked, group)
@@ -294,6 +284,18 @@ class AllReduceContext:
         record.count += 1
         self._operations.append(operation)
         return Handle(self, operation)
+
+    def _meet(self, group: Any, asked: Sequence[requests.Request], place: str) -> None:
+        """Wait for the other ranks at the store, where they compare or where the group's first collective needs it."""
+        record, what = self._record, requests.describe(asked)
+        if self._checked:
+            signatures.compare(record, what, place, self._deadline_s or signatures.COMPARE_S)
+            return
+        meets = self._meet_first
+        if meets is None:
+            meets = self._deadline_s is not None and connecting.blocks_to_connect(group, asked[0].tensors[0])
+        if meets:
+            connecting.meet_before(record, what, place, self._deadline_s or connecting.MEET_S)
 
     def _wait(self, operations: Sequence[Operation], within_s: float | None) -> None:
         deadline = None if within_s is None else time.monotonic() + within_s

@@ -64,6 +64,7 @@ class GroupRecord:
         rank: Global rank of this process.
         count: Collectives issued on it through contexts; the next one's sequence number.
         compared: Comparisons in checked mode.
+        meetings: Before its first collective; more than one if the ranks did not all come.
         contexts: Those that use it, unless collected.
         aborted: It was aborted through us.
         adrift: What collectives that nobody holds any more may still read and write, with their works.
@@ -79,6 +80,7 @@ class GroupRecord:
         "contexts",
         "count",
         "forks",
+        "meetings",
         "name",
         "rank",
         "ranks",
@@ -91,7 +93,7 @@ class GroupRecord:
         self.name: str = group.group_name
         self.ranks: tuple[int, ...] = tuple(dist.get_process_group_ranks(group))
         self.rank: int = dist.get_rank()
-        self.count = self.compared = 0
+        self.count = self.compared = self.meetings = 0
         self.contexts: weakref.WeakSet[Owner] = weakref.WeakSet()
         self.aborted = False
         self.adrift: list[Adrift] = []

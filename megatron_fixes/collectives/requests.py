@@ -78,6 +78,25 @@ class Request:
         return f"{self.kind}{op} {sizes}"
 
 
+class Run:
+    """Collectives of one kind that go out as one when the block of ``AllReduceContext.coalesced`` ends."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+
+    def all_reduce(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
+        """See ``AllReduceContext.all_reduce``."""
+        self.requests.append(Request("all_reduce", (tensor,), op))
+
+    def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
+        """See ``AllReduceContext.reduce_scatter``."""
+        self.requests.append(Request("reduce_scatter", (output, tensor), op))
+
+    def all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> None:
+        """See ``AllReduceContext.all_gather``."""
+        self.requests.append(Request("all_gather", (output, tensor), None))
+
+
 def check(requests: Sequence[Request], world_size: int) -> None:
     """Refuse what back ends reduce wrongly without an error, or refuse without saying where.
 
