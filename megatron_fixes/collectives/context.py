@@ -382,7 +382,7 @@ def _at_exit() -> None:
                 message = f"the process ends with collectives of group {record.name} under way, issued at {places}"
                 emit(Event("collectives-left-at-exit", message, {"group": record.name}))
                 try:
-                    context._close(EXIT_S)
+                    context._close(min(context._deadline_s or EXIT_S, EXIT_S))
                 except MegatronFixesError as error:
                     emit(Event("collective-not-drained", str(error), {"group": record.name}))
 
