@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,14 @@ def ones(count: int = 4) -> torch.Tensor:
     return torch.ones(count, device="cuda" if dist.get_backend() == "nccl" else "cpu")
 
 
+def new_pair() -> Any:
+    """A new process group of both ranks; torch would give it 30 minutes."""
+    return dist.new_group([0, 1], timeout=timedelta(seconds=TIMEOUT_S))
+
+
 def pair() -> Any:
     """A process group of both ranks that has been used: NCCL connects in the first collective, and blocks the host."""
-    group = dist.new_group([0, 1])
+    group = new_pair()
     dist.all_reduce(ones(), group=group)
     return group
 
@@ -143,7 +149,7 @@ def alone_ours(rank: int) -> Any:
 
 def absent_bare(rank: int) -> Any:
     """One rank does not come to the first collective of a group."""
-    group = dist.new_group([0, 1])
+    group = new_pair()
     if rank == 1:
         stay([0])
         return "did not come"
@@ -152,7 +158,7 @@ def absent_bare(rank: int) -> Any:
 
 def absent_ours(rank: int) -> Any:
     """The same with us; gloo, which connects a group when it is made, is told to meet."""
-    group = dist.new_group([0, 1])
+    group = new_pair()
     if rank == 1:
         stay([0])
         return "did not come"

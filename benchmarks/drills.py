@@ -104,6 +104,7 @@ def words(rank: Ended, end_s: float) -> str:
     """How a rank ended."""
     if rank.result is not None:
         said = rank.result if isinstance(rank.result, str) else "; ".join(filter(None, rank.result))
+        said = re.sub(r" object at 0x\w+", "", said)
         return f"{said} ({rank.seconds:.1f} s)"
     if rank.code is None:
         return f"still running after {end_s:g} s"
@@ -133,14 +134,14 @@ def faults(drill: Drill, ended: list[Ended]) -> list[str]:
     return found
 
 
-def laid_out(rows: dict[str, Any]) -> str:
-    """A table for the docs."""
-    lines = ["| drill | torch.distributed alone | with `megatron_fixes.collectives` |", "|---|---|---|"]
-    for name, row in rows.items():
-        columns = (row.get("torch", []), row["megatron_fixes"])
-        cells = ["<br>".join(f"{rank}: {text}" for rank, text in enumerate(texts)) for texts in columns]
-        lines.append(f"| {name} | {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-    return "\n".join(lines)
+HEAD = "| drill | torch.distributed alone | with `megatron_fixes.collectives` |\n|---|---|---|"
+
+
+def line(name: str, row: dict[str, Any]) -> str:
+    """A line of the table for the docs."""
+    columns = (row.get("torch", []), row["megatron_fixes"])
+    cells = ["<br>".join(f"{rank}: {text}" for rank, text in enumerate(texts)) for texts in columns]
+    return f"| {name} | {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def main(arguments: list[str]) -> int:
@@ -153,6 +154,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--report", type=Path, help="where the report goes, as JSON, after each drill")
     options = parser.parse_args(arguments)
     rows: dict[str, Any] = {}
+    print(HEAD * options.markdown, end="\n" * options.markdown)
     for drill in DRILLS:
         if options.drills and not any(word in drill.name for word in options.drills):
             continue
@@ -165,7 +167,10 @@ def main(arguments: list[str]) -> int:
                 row["faults"] = faults(drill, ended)
             if options.report:
                 options.report.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
-    print(laid_out(rows) if options.markdown else json.dumps(rows, indent=1))
+        if options.markdown:
+            print(line(drill.name, row), flush=True)
+    if not options.markdown:
+        print(json.dumps(rows, indent=1))
     missed = [f"{name}: {fault}" for name, row in rows.items() for fault in row["faults"]]
     print(*missed, sep="\n", end="\n" * bool(missed), file=sys.stderr)
     return 1 if missed else 0
