@@ -23,7 +23,7 @@ import atexit
 import sys
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch.distributed as dist
 
@@ -324,22 +324,20 @@ class AllReduceContext:
                 # Ctrl-C: it is under way, and close() is to drain it.
                 operation.to("issued")
                 raise
-            self._done(operation)
-
-    def _done(self, operation: Operation) -> None:
-        if operation.communication is not None:
-            operation.communication.consume()
-        if not self._checked:
+            if operation.communication is not None:
+                operation.communication.consume()
+            modified = self._checked and operation.modified
+            told = str(operation) if modified else ""
             self._leave(operation, "done")
-            return
-        modified, told, place = operation.modified, str(operation), operation.place
-        self._leave(operation, "done")
-        if modified:
-            raise TensorModifiedError(
-                f"got a tensor that was written to before wait(), expected none: {told} issued at {place}",
-                context=f"rank {self._record.rank}",
-                hint="Wait before you write to a tensor of a collective.",
-            )
+            if modified:
+                self._refuse_modified(told, operation.place)
+
+    def _refuse_modified(self, told: str, place: str) -> NoReturn:
+        raise TensorModifiedError(
+            f"got a tensor that was written to before wait(), expected none: {told} issued at {place}",
+            context=f"rank {self._record.rank}",
+            hint="Wait before you write to a tensor of a collective.",
+        )
 
     def _leave(self, operation: Operation, state: Any) -> None:
         operation.to(state)

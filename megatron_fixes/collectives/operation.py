@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from megatron_fixes.collectives.lifecycle import ENDS, State, move
+from megatron_fixes.collectives.lifecycle import ENDS, MOVES, State, move
 from megatron_fixes.collectives.registry import Adrift
 from megatron_fixes.collectives.requests import describe
 
@@ -89,7 +89,9 @@ class Operation:
 
     def to(self, state: State) -> None:
         """Move to a state; at an end, let go of tensors and works unless they may be in use."""
-        self.state = move(self.state, state)
+        if state not in MOVES[self.state]:
+            move(self.state, state)  # raises; asked only then, since a call takes as long as all the rest here
+        self.state = state
         if state in ENDS:
             if state in ("aborted", "dropped") and self.under_way:
                 self._record.adrift.append(Adrift(self.works, self._requests))

@@ -137,15 +137,15 @@ def describe(requests: Sequence[Request]) -> str:
 
 def issue(requests: Sequence[Request], group: Any) -> list[Any]:
     """Issue requests that were checked, several as one coalesced run; the works to wait for."""
-    if len(requests) == 1:
-        return _works([requests[0].issue_alone(group)], requests[0])
+    first = requests[0]
+    works = [first.issue_alone(group)] if len(requests) == 1 else _issue_run(requests, group)
+    if first.kind == "reduce_scatter" and not first.tensors[0].is_cuda:
+        return [ThreadedWork(work) for work in works]
+    return works
+
+
+def _issue_run(requests: Sequence[Request], group: Any) -> list[Any]:
     with c10d._coalescing_manager(group, async_ops=True) as manager:
         for request in requests:
             request.issue(group)
-    return _works(list(manager.works), requests[0])
-
-
-def _works(works: list[Any], request: Request) -> list[Any]:
-    if request.kind == "reduce_scatter" and not request.tensors[0].is_cuda:
-        return [ThreadedWork(work) for work in works]
-    return works
+    return list(manager.works)
