@@ -3,7 +3,7 @@
 
 NCCL does not compare sizes: two ranks that summed 2^20 and 2^19 floats got no error and wrong numbers. Here the ranks
 of a group compare operation, dtypes, shapes and order (the sequence number), and all of them raise, each naming both
-sides. Costs each rank one write and one read of all ranks' lines a collective, on the host, before it is issued.
+sides. Costs each rank a meeting at the store and a read of all ranks' lines a collective, before it is issued.
 
 Not handled: a rank that uses the group without a context; it looks as if it did not come.
 """
