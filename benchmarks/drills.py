@@ -165,6 +165,8 @@ def main(arguments: list[str]) -> int:
             row[column] = [words(rank, drill.end_s) for rank in ended]
             if column == "megatron_fixes":
                 row["faults"] = faults(drill, ended)
+                if row["faults"]:
+                    row["logs"] = [rank.log[-3000:] for rank in ended]
             if options.report:
                 options.report.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
         if options.markdown:

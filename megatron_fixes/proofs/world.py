@@ -40,12 +40,12 @@ def _rank(
 ) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    if backend == "nccl":
-        torch.cuda.set_device(rank)
     timeout = timedelta(seconds=group_timeout_s)
-    dist.init_process_group(backend, store=join_store(folder), rank=rank, world_size=world_size, timeout=timeout)
-    began = time.monotonic()
     try:
+        if backend == "nccl":
+            torch.cuda.set_device(rank)
+        dist.init_process_group(backend, store=join_store(folder), rank=rank, world_size=world_size, timeout=timeout)
+        began = time.monotonic()
         result = body(rank)
     except BaseException:
         traceback.print_exc()
