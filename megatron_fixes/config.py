@@ -6,11 +6,14 @@ An argument goes before the environment, the environment before the default. Wha
 * ``MEGATRON_FIXES``: ``all``, or ids separated by commas, semicolons or spaces (``all,MF0100`` adds a gated fix by
   name). Unset, empty, ``0``, ``no``, ``none``, ``false`` and ``off`` turn the overlay off; ``megatron-fixes.pth`` knows
   the same words. ``1``, ``yes``, ``true`` and ``on`` mean ``all``.
-* ``MEGATRON_FIXES_STRICT``: the same words mean no, all else yes.
+* ``MEGATRON_FIXES_STRICT``: the same words mean no, or yes. Any other word is told, and means yes: whoever sets it
+  wants no job to train unmended.
 * ``MEGATRON_FIXES_CACHE``: the folder for fetched releases and the overlay's files.
 * ``MEGATRON_GUARDS``: names of guards, separated like fixes; the same words mean none, or all.
 * ``MEGATRON_GUARDS_DEADLINE_S``: seconds, more than 0; the words that mean off mean none.
-* ``MEGATRON_GUARDS_ABORT``: as ``MEGATRON_FIXES_STRICT``.
+* ``MEGATRON_GUARDS_ABORT``: the words of ``MEGATRON_FIXES_STRICT``. Any other is an error: aborting ends process
+  groups.
+* ``MEGATRON_FIXES_TRACEBACK``: as ``MEGATRON_FIXES_STRICT``, for the command line's own bugs.
 
 Not handled: whether an id is one of a known fix (``catalog``), and whether a folder can be used (who uses it).
 """
@@ -29,6 +32,7 @@ from megatron_fixes.errors import UsageError
 
 FIXES, STRICT, CACHE = "MEGATRON_FIXES", "MEGATRON_FIXES_STRICT", "MEGATRON_FIXES_CACHE"
 GUARDS, DEADLINE, ABORT = "MEGATRON_GUARDS", "MEGATRON_GUARDS_DEADLINE_S", "MEGATRON_GUARDS_ABORT"
+TRACEBACK = "MEGATRON_FIXES_TRACEBACK"
 GUARD_NAMES = ("lifecycle", "streams", "teardown")
 ALL = "all"
 OFF = ("", "0", "no", "none", "false", "off")
@@ -39,11 +43,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Setting(Generic[T]):
-    """A value, the name of its variable, and where it came from: an argument, a variable, or the default."""
+    """A value, the name of its variable, and where it came from: an argument, a variable, or the default.
+
+    Attributes:
+        problem: What is wrong with what was said, and what it is taken as; empty if nothing is.
+    """
 
     value: T
     source: str
     name: str = ""
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,6 +119,16 @@ def asked_fixes(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ALL if word.lower() in (ALL, *ON) else word.upper() for word in words if word))
 
 
+def switch(name: str, environ: Mapping[str, str]) -> Setting[bool]:
+    """Read a variable that says yes or no; a word that is neither means yes, and is a ``problem``."""
+    text = environ.get(name, "")
+    if not text:
+        return Setting(False, "default", name)
+    word = text.strip().lower()
+    problem = "" if word in (*OFF, *ON) else f"got {text!r}, expected 1 or 0; taken as 1"
+    return Setting(word not in OFF, f"environment {name}", name, problem)
+
+
 def overlay_settings(
     fixes: Sequence[str] | None = None,
     strict: bool | None = None,
@@ -124,12 +143,7 @@ def overlay_settings(
         fixes_setting = Setting(asked_fixes(environ[FIXES]), f"environment {FIXES}", FIXES)
     else:
         fixes_setting = Setting((), "default", FIXES)
-    if strict is not None:
-        strict_setting = Setting(strict, "argument", STRICT)
-    elif environ.get(STRICT):
-        strict_setting = Setting(environ[STRICT].strip().lower() not in OFF, f"environment {STRICT}", STRICT)
-    else:
-        strict_setting = Setting(False, "default", STRICT)
+    strict_setting = switch(STRICT, environ) if strict is None else Setting(strict, "argument", STRICT)
     return OverlaySettings(fixes_setting, strict_setting, _cache(cache))
 
 
@@ -160,23 +174,13 @@ def guard_settings(
         deadline = Setting(_deadline(environ[DEADLINE], source), source, DEADLINE)
     else:
         deadline = Setting(None, "default", DEADLINE)
-    if abort is not None:
-        abort_setting = Setting(abort, "argument", ABORT)
-    elif environ.get(ABORT):
-        abort_setting = Setting(_aborts(environ[ABORT]), f"environment {ABORT}", ABORT)
-    else:
-        abort_setting = Setting(False, "default", ABORT)
-    return GuardSettings(names_setting, deadline, abort_setting)
-
-
-def _aborts(text: str) -> bool:
-    """Whether a word means yes. Aborting ends process groups, so a word that may mean anything is refused."""
-    word = text.strip().lower()
-    if word not in (*OFF, *ON):
+    abort_setting = switch(ABORT, environ) if abort is None else Setting(abort, "argument", ABORT)
+    if abort_setting.problem:
+        got = environ[ABORT]
         raise UsageError(
-            f"got {text!r}, expected 1 or 0", context=f"environment {ABORT}", hint="Correct the value, or unset it."
+            f"got {got!r}, expected 1 or 0", context=abort_setting.source, hint="Correct the value, or unset it."
         )
-    return word in ON
+    return GuardSettings(names_setting, deadline, abort_setting)
 
 
 def _guard_names(text: str, source: str) -> tuple[str, ...]:

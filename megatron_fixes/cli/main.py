@@ -21,6 +21,7 @@ import click
 
 from megatron_fixes import __version__
 from megatron_fixes.cli import output
+from megatron_fixes.config import TRACEBACK, switch
 from megatron_fixes.errors import MegatronFixesError, RefusedError, UsageError
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _of_click(error: click.ClickException) -> MegatronFixesError:
 
 
 def _bug(error: Exception) -> MegatronFixesError:
-    if os.environ.get("MEGATRON_FIXES_TRACEBACK"):
+    if switch(TRACEBACK, os.environ).value:
         import traceback
 
         traceback.print_exception(error)
@@ -151,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _of_system(error: OSError) -> MegatronFixesError:
     """A file that is read without expecting trouble, or the output itself, gave an error of the system."""
-    if os.environ.get("MEGATRON_FIXES_TRACEBACK"):
+    if switch(TRACEBACK, os.environ).value:
         return _bug(error)
     return RefusedError(
         f"got '{error.strerror or error}' from the system",

@@ -79,6 +79,9 @@ class Process:
         self._asking = threading.local()
         self._lock = threading.RLock()
         os.register_at_fork(after_in_child=self._renew_lock)
+        for setting in self.settings.all():
+            if setting.problem:
+                notice.say(f"{setting.name}: {setting.problem}")
 
     def _renew_lock(self) -> None:
         self._lock = threading.RLock()

@@ -112,8 +112,9 @@ def test_a_bug_ends_with_70_and_says_where_to_report(cli: Cli, monkeypatch: pyte
     assert (done.code, done.out) == (70, "")
     assert "bug of megatron-fixes" in done.err and "KeyError: 'oops'" in done.err and "Report it" in done.err
     assert "Traceback" not in done.err
-    monkeypatch.setenv("MEGATRON_FIXES_TRACEBACK", "1")
-    assert "Traceback" in cli("list").err
+    for word, shown in (("1", True), ("no", False), ("0", False), ("maybe", True)):
+        monkeypatch.setenv("MEGATRON_FIXES_TRACEBACK", word)
+        assert ("Traceback" in cli("list").err) == shown
 
 
 def test_no_arguments_shows_the_help(cli: Cli) -> None:

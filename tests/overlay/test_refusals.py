@@ -209,6 +209,22 @@ def test_strict_mode_stops_whatever_catches(name: str, env: Any, tree: Any) -> N
     assert last.startswith("megatron-fixes: stopped before training, because MEGATRON_FIXES_STRICT is set: ")
 
 
+@pytest.mark.parametrize("word", ["0", "no", "False", " OFF ", "none"])
+def test_strict_mode_is_off_by_every_word_that_means_no(word: str, env: Any) -> None:
+    done = env.run(TRAIN, on="MF1234", MEGATRON_FIXES_STRICT=word)
+    assert done.stdout.strip() == "trains -3" and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("on", ["all", "MF1234"])
+def test_strict_mode_is_on_by_a_word_that_means_neither_and_says_so(on: str, env: Any) -> None:
+    said = "megatron-fixes: MEGATRON_FIXES_STRICT: got 'maybe', expected 1 or 0; taken as 1\n"
+    done = env.run(TRAIN, on=on, MEGATRON_FIXES_STRICT="maybe", check=False)
+    assert done.stderr.startswith(said)
+    assert (done.returncode, done.stdout) == ((0, "trains 6\n") if on == "all" else (1, ""))
+    if on == "all":
+        assert done.stderr == said
+
+
 def test_strict_mode_lets_a_sound_process_go(env: Any) -> None:
     done = env.run(TRAIN, MEGATRON_FIXES_STRICT="1")
     assert (done.stdout.strip(), done.stderr) == ("trains 6", "")
