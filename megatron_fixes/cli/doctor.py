@@ -72,6 +72,7 @@ def advice(
     ]
     if facts.pth_problem:
         todo.append(f"overlay: {facts.pth_problem}")
+    todo += facts.setting_problems
     if len(facts.trees) > 1:
         todo.append(f"megatron-core lies in several places, and the first is used: {', '.join(facts.trees)}")
     if not rows:

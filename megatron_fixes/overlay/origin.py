@@ -36,6 +36,7 @@ class Facts:
         finders_before: Finders that Python asks before ours; all where ours is absent.
         trees: Folders on the import path that hold ``megatron/core``; the first is the one that is imported.
         settings: Name, value and source of each setting.
+        setting_problems: What is wrong with settings, a sentence each that names the variable.
     """
 
     version: str
@@ -48,6 +49,7 @@ class Facts:
     finders_before: tuple[str, ...]
     trees: tuple[str, ...]
     settings: tuple[dict[str, str], ...]
+    setting_problems: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         """As values that ``json`` writes."""
@@ -65,6 +67,7 @@ def where_from() -> Facts:
             "no megatron-fixes.pth in a site directory (an editable install and pip --target have none): "
             "import megatron_fixes.auto first, or install the wheel"
         )
+    settings, setting_problems = _settings()
     return Facts(
         version=__version__,
         package=os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
@@ -75,16 +78,28 @@ def where_from() -> Facts:
         installed_by=start.installed_by,
         finders_before=tuple(finders_before(start.FINDER)),
         trees=tuple(folder for folder in dict.fromkeys(map(os.path.abspath, sys.path)) if _holds_core(folder)),
-        settings=(*(_setting(setting) for setting in config.overlay_settings().all()), *_guard_settings()),
+        settings=settings,
+        setting_problems=setting_problems,
     )
 
 
-def _guard_settings() -> tuple[dict[str, str], ...]:
-    """Those of the guards; if they can't be read, what is wrong with them."""
-    try:
-        return tuple(_setting(setting) for setting in config.guard_settings().all())
-    except UsageError as error:
-        return ({"name": config.GUARDS, "value": error.message, "source": error.context},)
+def _settings() -> tuple[tuple[dict[str, str], ...], tuple[str, ...]]:
+    """Every setting, as it was written where it can't be read, and what is wrong with any."""
+    plain = config.overlay_settings().all()
+    shown = [_setting(setting) for setting in plain]
+    judged = [*plain, config.switch(config.TRACEBACK, os.environ)]
+    problems = [f"{setting.name}: {setting.problem}" for setting in judged if setting.problem]
+    for name in (config.GUARDS, config.DEADLINE, config.ABORT):
+        # One by one, so that each wrong one is told.
+        text = os.environ.get(name, "")
+        try:
+            guards = config.guard_settings(environ={name: text}).all()
+        except UsageError as error:
+            shown.append({"name": name, "value": text, "source": error.context})
+            problems.append(f"{name}: {error.message}; no guard would be installed")
+        else:
+            shown += [_setting(setting) for setting in guards if setting.name == name]
+    return tuple(shown), tuple(problems)
 
 
 def _site_folders() -> tuple[str, ...]:

@@ -155,5 +155,23 @@ def test_a_release_that_is_not_known_is_for_apply_only(
     assert not any("set MEGATRON_FIXES=all" in told for told in found["todo"])
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("MEGATRON_FIXES_STRICT", "maybe", "got 'maybe', expected 1 or 0; taken as 1"),
+        ("MEGATRON_FIXES_TRACEBACK", "maybe", "got 'maybe', expected 1 or 0; taken as 1"),
+        ("MEGATRON_GUARDS", "lifecycel", "got the guard 'lifecycel', expected some of lifecycle, streams, teardown"),
+        ("MEGATRON_GUARDS_DEADLINE_S", "soon", "got 'soon', expected a number of seconds, more than 0"),
+        ("MEGATRON_GUARDS_ABORT", "maybe", "got 'maybe', expected 1 or 0; no guard would be installed"),
+    ],
+)
+def test_a_wrong_setting_needs_doing(name: str, value: str, sentence: str) -> None:
+    others = {"MEGATRON_GUARDS_ABORT": "never"} if name == "MEGATRON_GUARDS" else {}
+    todo = report(**{**others, name: value})["todo"]
+    assert [told for told in todo if told.startswith(f"{name}: {sentence}")]
+    assert len([told for told in todo if told.startswith("MEGATRON_")]) == 1 + len(others)
+    assert not [told for told in report(**{name: "0"})["todo"] if told.startswith("MEGATRON_")]
+
+
 def test_no_megatron_at_all_needs_doing() -> None:
     assert any("megatron-core: none found" in sentence for sentence in report()["todo"])
