@@ -3,9 +3,9 @@
 
 An argument goes before the environment, the environment before the default. What a variable may say:
 
-* ``MEGATRON_FIXES``: ``all``, or ids separated by commas, semicolons or spaces (``all,MF0100`` adds a gated fix by
-  name). Unset, empty, ``0``, ``no``, ``none``, ``false`` and ``off`` turn the overlay off; ``megatron-fixes.pth`` knows
-  the same words. ``1``, ``yes``, ``true`` and ``on`` mean ``all``.
+* ``MEGATRON_FIXES``: ``all``, or ids or slugs separated by commas, semicolons or spaces (``all,MF0100`` adds a gated
+  fix by name). Unset, empty, ``0``, ``no``, ``none``, ``false`` and ``off`` turn the overlay off;
+  ``megatron-fixes.pth`` knows the same words. ``1``, ``yes``, ``true`` and ``on`` mean ``all``.
 * ``MEGATRON_FIXES_STRICT``: the same words mean no, or yes. Any other word is told, and means yes: whoever sets it
   wants no job to train unmended.
 * ``MEGATRON_FIXES_CACHE``: the folder for fetched releases and the overlay's files.
@@ -28,11 +28,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from megatron_fixes.errors import UsageError
+from megatron_fixes.errors import UsageError, nearest
 
 FIXES, STRICT, CACHE = "MEGATRON_FIXES", "MEGATRON_FIXES_STRICT", "MEGATRON_FIXES_CACHE"
 GUARDS, DEADLINE, ABORT = "MEGATRON_GUARDS", "MEGATRON_GUARDS_DEADLINE_S", "MEGATRON_GUARDS_ABORT"
 TRACEBACK = "MEGATRON_FIXES_TRACEBACK"
+# Tells children what was said (``overlay.notice``).
+SAID = "MEGATRON_FIXES_SAID"
+VARIABLES = (FIXES, STRICT, CACHE, GUARDS, DEADLINE, ABORT, TRACEBACK, SAID)
 GUARD_NAMES = ("lifecycle", "streams", "teardown")
 ALL = "all"
 OFF = ("", "0", "no", "none", "false", "off")
@@ -60,7 +63,7 @@ class OverlaySettings:
     """What the overlay is told.
 
     Attributes:
-        fixes: Ids as asked for, upper case, and ``all`` where it was said; empty means off.
+        fixes: Names as asked for, ids in upper case, and ``all`` where it was said; empty means off.
         strict: Whether the process stops where a fix that it asked for can't be in force.
         cache: The cache folder; None where there is no home folder to put it.
     """
@@ -115,8 +118,14 @@ def asked_fixes(text: str) -> tuple[str, ...]:
     """Read a list of fixes as people write it; empty for the words that mean off."""
     if text.strip().lower() in OFF:
         return ()
-    words = (word.strip() for word in re.split(r"[,;\s]+", text))
-    return tuple(dict.fromkeys(ALL if word.lower() in (ALL, *ON) else word.upper() for word in words if word))
+    words = (ALL if word.lower() in (ALL, *ON) else word for word in re.split(r"[,;\s]+", text) if word)
+    return tuple(dict.fromkeys(word.upper() if re.fullmatch(r"(?i)mf\d+", word) else word for word in words))
+
+
+def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that are meant for us and that nothing reads, each with the one that it was probably meant to be."""
+    ours = [name for name in environ if name.upper().startswith(("MEGATRON_FIX", "MEGATRON_GUARD"))]
+    return {name: nearest(name, VARIABLES, 0) for name in ours if name not in VARIABLES}
 
 
 def switch(name: str, environ: Mapping[str, str]) -> Setting[bool]:

@@ -9,7 +9,31 @@ work was refused, 2 the user's mistake, 70 our own bug. Not handled here: how an
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
+    """The known name that a word was probably meant to be, whatever its case; empty if none is that near.
+
+    The one name that starts with the word, else the first of those that are most alike.
+
+    Args:
+        word: As it was typed.
+        known: The names.
+        likeness: How near it must be, from 0 to 1: the part of both that they share.
+    """
+    from difflib import SequenceMatcher
+
+    names, wanted = list(known), word.lower()
+    longer = [name for name in names if wanted and name.lower().startswith(wanted)]
+    if len(longer) == 1:
+        return longer[0]
+    shares = [SequenceMatcher(None, wanted, name.lower()).ratio() for name in names]
+    share = max(shares, default=0.0)
+    return names[shares.index(share)] if names and share >= likeness else ""
 
 
 class MegatronFixesError(Exception):

@@ -11,7 +11,6 @@ itself. A traceback is shown for our own bugs only, and only where MEGATRON_FIXE
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -22,7 +21,7 @@ import click
 from megatron_fixes import __version__
 from megatron_fixes.cli import output
 from megatron_fixes.config import TRACEBACK, switch
-from megatron_fixes.errors import MegatronFixesError, RefusedError, UsageError
+from megatron_fixes.errors import MegatronFixesError, RefusedError, UsageError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,8 +61,7 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
-            near = difflib.get_close_matches(name, COMMANDS, n=1)
-            hint = f"Did you mean '{near[0]}'?" if near else f"See `{PROGRAM} --help`."
+            hint = f"Did you mean '{near}'?" if (near := nearest(name, COMMANDS)) else f"See `{PROGRAM} --help`."
             raise UsageError(f"got {name!r}, expected one of {', '.join(COMMANDS)}", hint=hint)
         return super().resolve_command(ctx, args)
 

@@ -15,6 +15,8 @@ import hashlib
 import os
 import sys
 
+from megatron_fixes.config import SAID
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 
     from megatron_fixes.overlay.decision import Refusal
 
-SAID = "MEGATRON_FIXES_SAID"
 LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 
 

@@ -87,8 +87,10 @@ def _settings() -> tuple[tuple[dict[str, str], ...], tuple[str, ...]]:
     """Every setting, as it was written where it can't be read, and what is wrong with any."""
     plain = config.overlay_settings().all()
     shown = [_setting(setting) for setting in plain]
-    judged = [*plain, config.switch(config.TRACEBACK, os.environ)]
+    judged: list[config.Setting[Any]] = [*plain, config.switch(config.TRACEBACK, os.environ)]
     problems = [f"{setting.name}: {setting.problem}" for setting in judged if setting.problem]
+    for name, near in config.unknown_variables(os.environ).items():
+        problems.append(f"{name}: nothing reads a variable of that name; did you mean {near}?")
     for name in (config.GUARDS, config.DEADLINE, config.ABORT):
         # One by one, so that each wrong one is told.
         text = os.environ.get(name, "")

@@ -173,5 +173,21 @@ def test_a_wrong_setting_needs_doing(name: str, value: str, sentence: str) -> No
     assert not [told for told in report(**{name: "0"})["todo"] if told.startswith("MEGATRON_")]
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("MEGATRON_FIX", "MEGATRON_FIXES"),
+        ("megatron_fixes", "MEGATRON_FIXES"),
+        ("MEGATRON_FIXES_STRCT", "MEGATRON_FIXES_STRICT"),
+        ("MEGATRON_GUARD", "MEGATRON_GUARDS"),
+        ("MEGATRON_GUARDS_DEADLINE", "MEGATRON_GUARDS_DEADLINE_S"),
+    ],
+)
+def test_a_misspelt_variable_needs_doing(name: str, near: str) -> None:
+    sentence = f"{name}: nothing reads a variable of that name; did you mean {near}?"
+    assert sentence in report(**{name: "1"}, MEGATRON_FIXES_SAID="12345678")["todo"]
+    assert not [told for told in report(MEGATRON_FIXES_SAID="12345678")["todo"] if "nothing reads" in told]
+
+
 def test_no_megatron_at_all_needs_doing() -> None:
     assert any("megatron-core: none found" in sentence for sentence in report()["todo"])
