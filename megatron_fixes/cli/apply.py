@@ -25,7 +25,7 @@ from megatron_fixes.cli.scan import (
     row_reason,
 )
 from megatron_fixes.errors import RefusedError
-from megatron_fixes.patching.ids import require_fixes
+from megatron_fixes.patching.ids import known_fixes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -200,7 +200,7 @@ def apply_command(
     from megatron_fixes.patching.transaction import recover
 
     catalog = load(compiled=True)
-    require_fixes(catalog.matrix, only)
+    only = known_fixes(catalog.matrix, only)
     target = find_target(target_path)
     where = as_typed(target, target_path)
     if not installed:

@@ -16,6 +16,7 @@ from megatron_fixes.cli import output
 from megatron_fixes.cli.options import GATED, json_option, note_tree_here
 from megatron_fixes.config import ALL, FIXES, asked_fixes
 from megatron_fixes.machine.packages import Package, packages
+from megatron_fixes.patching.ids import did_you_mean, id_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -55,16 +56,14 @@ def overlay_line(facts: Facts, no_overlay: str) -> str:
     return f"NOT in force, though MEGATRON_FIXES={asked}: {no_overlay}" if no_overlay else f"on: MEGATRON_FIXES={asked}"
 
 
-def advice(
-    found: Sequence[Package], rows: Sequence[Row], facts: Facts, gated: Collection[str], no_overlay: str
-) -> list[str]:
+def advice(found: Sequence[Package], rows: Sequence[Row], facts: Facts, catalog: Catalog, no_overlay: str) -> list[str]:
     """What needs doing, one sentence each.
 
     Args:
         found: The packages.
         rows: What each fix is to megatron-core; none if there is no megatron-core.
         facts: Of the overlay.
-        gated: The fixes that only their name puts in.
+        catalog: The known fixes.
         no_overlay: Why the overlay would not take this megatron-core, or empty.
     """
     todo = [
@@ -73,23 +72,30 @@ def advice(
     if facts.pth_problem:
         todo.append(f"overlay: {facts.pth_problem}")
     todo += facts.setting_problems
+    slugs = {fix_id: fix.slug for fix_id, fix in catalog.matrix.fixes.items()}
+    asked = [id_of(name, slugs) for name in asked_fixes(_asked(facts))]
+    todo += [
+        f"MEGATRON_FIXES: no fix is called {name}; {did_you_mean(name, slugs, ALL)}".rstrip("; ")
+        for name in asked
+        if name != ALL and name not in slugs
+    ]
     if len(facts.trees) > 1:
         todo.append(f"megatron-core lies in several places, and the first is used: {', '.join(facts.trees)}")
     if not rows:
         look = "run this as the job runs, or look at a tree with `megatron-fixes scan DIR`"
         return [*todo, f"megatron-core: none found; {look}"]
-    return todo + _about_fixes(rows, asked_fixes(_asked(facts)), gated, no_overlay)
+    return todo + _about_fixes(rows, asked, [fix_id for fix_id in slugs if catalog.is_gated(fix_id)], no_overlay)
 
 
 def _about_fixes(rows: Sequence[Row], asked: Sequence[str], gated: Collection[str], no_overlay: str) -> list[str]:
-    todo = [f"MEGATRON_FIXES: no fix is called {fix}" for fix in asked if fix != ALL and fix not in _ids(rows)]
     open_ = [row for row in rows if row.finding.verdict in ("needed", "drifted")]
     wanted = ", ".join(row.finding.fix_id for row in open_ if row.finding.fix_id not in gated)
     if no_overlay and asked:
         end = "apply the patches, and unset MEGATRON_FIXES" if wanted else "unset MEGATRON_FIXES"
-        return [*todo, f"{no_overlay}; MEGATRON_FIXES_STRICT=1 would stop the job: {end}"]
+        return [f"{no_overlay}; MEGATRON_FIXES_STRICT=1 would stop the job: {end}"]
     if no_overlay and wanted:
-        return [*todo, f"{wanted} would be wanted, and {no_overlay}: apply the patches"]
+        return [f"{wanted} would be wanted, and {no_overlay}: apply the patches"]
+    todo = []
     if wanted and not asked:
         todo.append(f"the overlay is off, and {wanted} would be wanted: set MEGATRON_FIXES=all, or apply the patches")
     for row in open_ if asked else ():
@@ -99,10 +105,6 @@ def _about_fixes(rows: Sequence[Row], asked: Sequence[str], gated: Collection[st
             end = "it is not in force, and MEGATRON_FIXES_STRICT=1 would stop the job; see `megatron-fixes scan`"
             todo.append(f"{fix_id} is asked for and {why} for this megatron-core: {end}")
     return todo
-
-
-def _ids(rows: Sequence[Row]) -> set[str]:
-    return {row.finding.fix_id for row in rows}
 
 
 def _asked(facts: Facts) -> str:
@@ -172,7 +174,7 @@ def doctor_command(check: bool, import_torch: bool, as_json: bool) -> int:
     gated = [fix_id for fix_id in catalog.matrix.fixes if catalog.is_gated(fix_id)]
     found = [*packages(), core]
     machine, findings = machine_block.look(core, catalog.matrix, import_torch=import_torch)
-    todo = machine_block.todo(findings) + advice(found, rows, facts, gated, no_overlay)
+    todo = machine_block.todo(findings) + advice(found, rows, facts, catalog, no_overlay)
     if as_json:
         output.print_json(_to_json(found, rows, facts, gated, machine_block.to_json(machine, findings), todo))
     else:

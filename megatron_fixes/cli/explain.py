@@ -15,7 +15,7 @@ from megatron_fixes.catalog.ranges import compact
 from megatron_fixes.cli import output
 from megatron_fixes.cli.list import patched_releases
 from megatron_fixes.cli.options import json_option
-from megatron_fixes.patching.ids import require_fixes
+from megatron_fixes.patching.ids import known_fixes
 from megatron_fixes.patching.shell import quote
 
 if TYPE_CHECKING:
@@ -35,15 +35,6 @@ MEANS = {
     "nccl-h200": "two NVIDIA H200",
     "untested": "not tested",
 }
-
-
-def id_of(catalog: Catalog, name: str) -> str:
-    """The id of a fix that is named by its id, its slug, or both as in the name of its patch; else the name itself."""
-    word = name.strip().lower().removesuffix(".patch")
-    for fix_id, fix in catalog.matrix.fixes.items():
-        if word in (fix_id.lower(), fix.slug, f"{fix_id.lower()}-{fix.slug}"):
-            return fix_id
-    return name.strip().upper()
 
 
 def changed_lines(patch: PatchFile) -> tuple[int, int]:
@@ -152,8 +143,7 @@ def explain_command(fix_id: str, as_json: bool) -> int:
     from megatron_fixes.catalog import load
 
     catalog = load()
-    fix_id = id_of(catalog, fix_id)
-    require_fixes(catalog.matrix, [fix_id])
+    (fix_id,) = known_fixes(catalog.matrix, [fix_id])
     known = facts(catalog, fix_id)
     if as_json:
         output.print_json(known)

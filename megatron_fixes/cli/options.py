@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options and words that several commands share: names separated by commas or given again, releases, fixes, the target.
 
-``--only MF0001,mf0003``, ``--only "MF0001, MF0003"`` and ``--only MF0001 --only MF0003`` mean the same. An
-option that is given but names nothing is refused: for ``apply`` it would otherwise mean everything.
+``--only MF0001,mf0003``, ``--only "MF0001, MF0003"`` and ``--only MF0001 --only MF0003`` mean the same, and
+a fix's slug does as well (``patching.ids``). An option that is given but names nothing is refused: for ``apply`` it
+would otherwise mean everything.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ def _names(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
     return names
 
 
-def _fix_ids(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name.upper() for name in _names(ctx, param, values)))
-
-
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, errors too.")
 only_option = click.option(
-    "--only", multiple=True, callback=_fix_ids, metavar="ID,...", help="These fixes only, and what they require."
+    "--only",
+    multiple=True,
+    callback=_names,
+    metavar="ID,...",
+    help="These fixes only, by id or slug, and what they require.",
 )
 release_option = click.option(
     "--release", "releases", multiple=True, callback=_names, metavar="X.Y.Z,...", help="Releases, or 'all'."
@@ -60,7 +61,7 @@ variant_option = click.option(
     metavar="NAME,...",
     help="vanilla, patched, overlay (default: all).",
 )
-fix_ids_argument = click.argument("fix_ids", nargs=-1, callback=_fix_ids, metavar="[MF0001 ...]")
+fix_ids_argument = click.argument("fix_ids", nargs=-1, callback=_names, metavar="[MF0001 ...]")
 
 
 def known_releases(matrix: Matrix, given: Iterable[str]) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from megatron_fixes.cli.options import (
     variant_option,
 )
 from megatron_fixes.errors import UsageError
-from megatron_fixes.patching.ids import require_fixes
+from megatron_fixes.patching.ids import known_fixes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -140,7 +140,7 @@ def prove_command(
     from megatron_fixes.cli.proof_process import listen
 
     catalog = load()
-    require_fixes(catalog.matrix, fix_ids)
+    fix_ids = known_fixes(catalog.matrix, fix_ids)
     chosen = known_releases(catalog.matrix, releases)
     variants = known_variants(variants)
     if not chosen:

@@ -18,7 +18,7 @@ import click
 from megatron_fixes import config
 from megatron_fixes.cli.options import only_option
 from megatron_fixes.errors import RefusedError, UsageError
-from megatron_fixes.patching.ids import require_fixes
+from megatron_fixes.patching.ids import known_fixes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ def run_command(only: tuple[str, ...], strict: bool, arguments: tuple[str, ...])
 
     if not arguments:
         raise UsageError("got no command, expected one after --", hint="For example: megatron-fixes run -- train.py")
-    require_fixes(load().matrix, only)
+    only = known_fixes(load().matrix, only)
     facts = overlay.where_from()
     if facts.pth_problem:
         raise RefusedError(

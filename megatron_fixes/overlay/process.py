@@ -27,7 +27,7 @@ from megatron_fixes.overlay import hardware, notice
 from megatron_fixes.overlay.decision import Decision, Refusal
 from megatron_fixes.overlay.loader import Copy, oddity, stand_in
 from megatron_fixes.overlay.store import Entry, Store, UnusableError
-from megatron_fixes.overlay.tables import load_tables
+from megatron_fixes.overlay.tables import ids_of, load_tables
 from megatron_fixes.overlay.tree import PACKAGE_INFO, Tree, in_two_places
 
 TYPE_CHECKING = False
@@ -64,8 +64,8 @@ class Process:
     def __init__(self, settings: config.OverlaySettings | None, finder: object) -> None:
         self._finder = finder
         self.settings = settings or config.overlay_settings()
-        self.asked = self.settings.fixes.value
         self.tables = load_tables()
+        self.asked = ids_of(self.settings.fixes.value, self.tables)
         self.paths = self.tables.paths if self.asked else {}
         self.unaccounted = set(self.paths)
         self.decisions: dict[str, Held] = {}

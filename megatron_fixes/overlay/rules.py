@@ -21,6 +21,7 @@ from megatron_fixes.config import ALL
 from megatron_fixes.errors import DoesNotFitError
 from megatron_fixes.overlay.decision import Decision, FixState, Refusal
 from megatron_fixes.patching.hunks import touched_paths
+from megatron_fixes.patching.ids import did_you_mean
 from megatron_fixes.patching.scan import apply_all, patches_for, scan_files
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def decide(
     Returns:
         The decision, and the new bytes of the files that are changed.
     """
-    refusals = unknown_ids(asked, tuple(catalog.matrix.fixes))
+    slugs = {fix_id: fix.slug for fix_id, fix in catalog.matrix.fixes.items()}
+    refusals = unknown_ids(asked, slugs)
     touches = {fix: tuple(sorted({f.split("::")[0] for f in names})) for fix, names in catalog.known.touches.items()}
     if (base := without_local(release or "")) not in catalog.matrix.releases:
         refusal = _unknown_release(release, base, tuple(catalog.matrix.releases))
@@ -73,17 +75,17 @@ def decide(
     return Decision(release, release_source, tuple(states), put_in, tuple(refusals)), changed
 
 
-def unknown_ids(asked: Sequence[str], known: Sequence[str]) -> list[Refusal]:
-    """A refusal for every id that is not one of a known fix."""
+def unknown_ids(asked: Sequence[str], slugs: Mapping[str, str]) -> list[Refusal]:
+    """A refusal for every name that is not one of a known fix; ``slugs`` by id."""
     return [
         Refusal(
             "unknown-id",
             f"{fix} is not in force: no fix has that id",
-            f"correct MEGATRON_FIXES (known: {', '.join(known)})",
+            f"{did_you_mean(fix, slugs, ALL)}correct MEGATRON_FIXES (known: {', '.join(slugs)})",
             fix=fix,
         )
         for fix in asked
-        if fix != ALL and fix not in known
+        if fix != ALL and fix not in slugs
     ]
 
 

@@ -13,6 +13,12 @@ import os
 from dataclasses import dataclass
 
 from megatron_fixes import __version__
+from megatron_fixes.config import ALL
+from megatron_fixes.patching.ids import id_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _CATALOG = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "catalog")
 
@@ -47,6 +53,19 @@ def load_tables() -> Tables:
     paths = {module_name(path): path for files in touches.values() for path in files}
     digest = hashlib.sha256(b"".join(hashlib.sha256(content).digest() for content in contents)).hexdigest()
     return Tables(paths, touches, f"{__version__} {digest}")
+
+
+def ids_of(asked: Sequence[str], tables: Tables) -> tuple[str, ...]:
+    """What was asked for, with ids in place of slugs; a name that is no fix's stays.
+
+    Raises:
+        OSError, ValueError, KeyError: The distribution is damaged.
+    """
+    if all(word == ALL or word in tables.touches for word in asked):
+        return tuple(asked)
+    with open(os.path.join(_CATALOG, "matrix.json"), "rb") as file:
+        slugs = {fix: row["slug"] for fix, row in json.load(file)["fixes"].items()}
+    return tuple(dict.fromkeys(id_of(word, slugs) for word in asked))
 
 
 def module_name(path: str) -> str:

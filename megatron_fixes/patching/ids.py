@@ -1,27 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ids of fixes as a user gives them, checked against the matrix."""
+"""Fixes as a user names them: by id, by slug, or by both as in the name of a patch. Checked against the matrix."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from megatron_fixes.errors import UsageError
+from megatron_fixes.errors import UsageError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from megatron_fixes.catalog.matrix import Matrix
 
 
-def require_fixes(matrix: Matrix, fix_ids: Iterable[str]) -> None:
-    """Refuse ids that are not known fixes.
+def id_of(name: str, slugs: Mapping[str, str]) -> str:
+    """The id of a fix that is named in any of these ways; a name that is none stays as it is.
+
+    Args:
+        name: As it was typed.
+        slugs: Ids to slugs.
+    """
+    word = name.strip().lower().removesuffix(".patch")
+    for fix_id, slug in slugs.items():
+        if word in (fix_id.lower(), slug, f"{fix_id.lower()}-{slug}"):
+            return fix_id
+    return name
+
+
+def did_you_mean(name: str, slugs: Mapping[str, str], *others: str) -> str:
+    """A question that names the nearest id, slug, or other word, with a space after it; empty if none is near."""
+    near = nearest(name, (*others, *slugs, *slugs.values()))
+    return f"did you mean {near}? " if near else ""
+
+
+def known_fixes(matrix: Matrix, names: Iterable[str]) -> tuple[str, ...]:
+    """The ids of fixes that are named, each once.
 
     Raises:
-        UsageError: Unknown; the hint lists what is known.
+        UsageError: Unknown; the hint has the nearest name, and lists what is known.
     """
-    unknown = [fix_id or "an empty text" for fix_id in fix_ids if fix_id not in matrix.fixes]
+    slugs = {fix_id: fix.slug for fix_id, fix in matrix.fixes.items()}
+    found = {id_of(name, slugs): name for name in names}
+    unknown = [name for fix_id, name in found.items() if fix_id not in slugs]
     if unknown:
+        near = did_you_mean(unknown[0], slugs)
         raise UsageError(
-            f"got {', '.join(unknown)}, expected ids of known fixes",
-            hint=f"Name some of {', '.join(matrix.fixes)}; `megatron-fixes list` says what they are.",
+            f"got {', '.join(name or 'an empty text' for name in unknown)}, expected ids or slugs of known fixes",
+            hint=f"{near[:1].upper() + near[1:]}Name some of {', '.join(slugs)}; "
+            "`megatron-fixes list` says what they are.",
         )
+    return tuple(found)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from megatron_fixes.errors import RefusedError
 from megatron_fixes.patching.gitfiles import is_sparse
 from megatron_fixes.patching.hunks import touched_paths
-from megatron_fixes.patching.ids import require_fixes
+from megatron_fixes.patching.ids import known_fixes
 from megatron_fixes.patching.journal import AppliedFix
 from megatron_fixes.patching.scan import Row, apply_all, patches_for, read_files, scan_files
 from megatron_fixes.patching.shell import quote
@@ -60,14 +60,14 @@ def make_plan(target: Target, catalog: Catalog, only: Sequence[str] = ()) -> Pla
     Args:
         target: Read, not written.
         catalog: The known fixes.
-        only: Fix ids asked for; empty for all.
+        only: Fixes asked for, by id or slug; empty for all.
 
     Raises:
         UsageError: An id that is not a known fix.
         RefusedError: A fix has drifted, does not fit, or was asked for and has no patch for this release; or the
             files changed while they were read.
     """
-    require_fixes(catalog.matrix, only)
+    only = known_fixes(catalog.matrix, only)
     files = read_files(target, catalog)
     try:
         return _plan(target, catalog, only, files)

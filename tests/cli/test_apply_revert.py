@@ -30,6 +30,7 @@ from .conftest import (
     requiring,
 )
 
+SLUG = "pp-double-grad-reduce-multi-distopt"
 Cli = Callable[..., Any]
 # No other fix requires it: what is required comes before in the series.
 LAST = PATCHES[-1]
@@ -79,8 +80,10 @@ def test_json_of_both_has_the_agreed_shape(cli: Cli, tree: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("arguments", [["--only", "mf0003"], ["--only", " MF0003 , mf0003"], ["--only=MF0003,"]])
-def test_only_takes_ids_however_they_are_written(cli: Cli, tree: Path, arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [["--only", "mf0003"], ["--only", " MF0003 , mf0003"], ["--only=MF0003,"], ["--only", SLUG]]
+)
+def test_only_takes_ids_and_slugs_however_they_are_written(cli: Cli, tree: Path, arguments: list[str]) -> None:
     assert cli("apply", tree, *arguments, "--json").json["applied"] == ["MF0003"]
     assert cli("apply", tree, "--only", "MF0001", "--only", "MF0003", "--json").json["applied"] == ["MF0001"]
 

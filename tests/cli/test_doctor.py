@@ -16,6 +16,7 @@ from .conftest import CATALOG, GATED, RELEASE, copy_files, expected
 if TYPE_CHECKING:
     from pathlib import Path
 
+SLUG = "stale-grad-reduce-handle"
 NEEDED = ", ".join(fix_id for fix_id, (verdict, _) in expected().items() if verdict == "needed" and fix_id not in GATED)
 
 
@@ -187,6 +188,12 @@ def test_a_misspelt_variable_needs_doing(name: str, near: str) -> None:
     sentence = f"{name}: nothing reads a variable of that name; did you mean {near}?"
     assert sentence in report(**{name: "1"}, MEGATRON_FIXES_SAID="12345678")["todo"]
     assert not [told for told in report(MEGATRON_FIXES_SAID="12345678")["todo"] if "nothing reads" in told]
+
+
+@pytest.mark.parametrize(("word", "near"), [("al", "all"), ("MF003", "MF0003"), ("stale-grad", SLUG)])
+def test_a_fix_that_there_is_not_needs_doing_and_the_nearest_is_named(word: str, near: str) -> None:
+    assert f"MEGATRON_FIXES: no fix is called {word}; did you mean {near}?" in report(MEGATRON_FIXES=word)["todo"]
+    assert not [told for told in report(MEGATRON_FIXES=SLUG)["todo"] if told.startswith("MEGATRON_FIXES:")]
 
 
 def test_no_megatron_at_all_needs_doing() -> None:

@@ -101,6 +101,22 @@ def test_a_mistake_ends_with_2_and_says_what_was_expected(cli: Cli, arguments: l
         assert with_json.code == 2 and list(with_json.json["error"]) == ["message", "context", "hint"]
 
 
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [("MF003", "MF0003"), ("stale-grad", "stale-grad-reduce-handle"), ("ddp-init-race", "ddp-init-side-stream-race")],
+)
+def test_an_unknown_fix_is_answered_by_the_nearest_name(cli: Cli, tree: Path, typed: str, near: str) -> None:
+    for arguments in (
+        ["apply", tree, "--only", typed],
+        ["prove", typed],
+        ["explain", typed],
+        ["run", "--only", typed, "--", "x"],
+    ):
+        done = cli(*arguments)
+        assert (done.code, done.out) == (2, "")
+        assert f"error: got {typed}, expected ids or slugs of known fixes\n  hint: Did you mean {near}? " in done.err
+
+
 def test_a_mistake_shows_no_traceback_even_where_asked(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEGATRON_FIXES_TRACEBACK", "1")
     assert "Traceback" not in cli("explain", "MF9999").err

@@ -6,6 +6,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from megatron_fixes import config
+from megatron_fixes.overlay.process import Process
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -26,6 +29,18 @@ def test_only_names_what_goes_in_and_children_have_it_too(env: Any) -> None:
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
     done = env.start([*RUN, "--only", "MF9001", "--", "-c", code], on=None)
     assert json.loads(done.stdout)["in_force"] == ["MF9001"]
+
+
+def test_slugs_are_as_good_as_ids() -> None:
+    slug = "stale-grad-reduce-handle"
+    for asked, ids in (((slug,), ("MF0002",)), (("MF0002", slug, "al"), ("MF0002", "al")), (("all",), ("all",))):
+        assert Process(config.overlay_settings(fixes=asked), None).asked == ids
+
+
+def test_the_name_that_was_probably_meant_is_told(env: Any) -> None:
+    done = env.run("import megatron.core.distributed", on="al,MF901")
+    assert "al is not in force: no fix has that id; did you mean all? correct MEGATRON_FIXES (known: " in done.stderr
+    assert "MF901 is not in force: no fix has that id; did you mean MF9001? correct MEGATRON_FIXES" in done.stderr
 
 
 def test_strict_stops_where_a_fix_can_not_be_in_force(env: Any, tree: Any) -> None:
