@@ -15,7 +15,7 @@ import click
 
 from megatron_fixes.cli import output
 from megatron_fixes.cli.machine import before_apply
-from megatron_fixes.cli.options import as_typed, json_option, only_option
+from megatron_fixes.cli.options import apply_again, as_typed, json_option, only_option
 from megatron_fixes.cli.scan import (
     from_other_patches,
     interruption,
@@ -64,14 +64,18 @@ def recovery_json(recovery: Recovery | None) -> dict[str, Any] | None:
     return {"action": recovery.action, "files": list(recovery.files), "fixes": list(recovery.fixes)}
 
 
-def _refuse_installed(target: Target, where: str) -> None:
+def _only_again(only: Sequence[str]) -> str:
+    return f" --only {','.join(only)}" if only else ""
+
+
+def _refuse_installed(target: Target, only: Sequence[str], where: str) -> None:
     if target.installed:
         raise RefusedError(
             "got an installed megatron-core, expected a checkout or an unpacked copy: an upgrade would lose the "
             "fixes, and every program of this environment would run them",
             context=str(target.root),
             hint=f"Apply to an unpacked copy that stands first on PYTHONPATH, or repeat with: "
-            f"megatron-fixes apply {where} --installed",
+            f"{apply_again(target, where)}{_only_again(only)}",
         )
 
 
@@ -140,7 +144,7 @@ def _plan(target: Target, catalog: Catalog, only: Sequence[str], where: str) -> 
         if sentence := interruption(target):
             error.hint = f"Repeat when no other megatron-fixes is at work ({sentence})."
         elif others:
-            error.hint = f"{other_patches_sentence(others)}. Renew them: {renew(where)}"
+            error.hint = f"{other_patches_sentence(others)}. Renew them: {renew(target, where)}"
         raise
 
 
@@ -204,8 +208,8 @@ def apply_command(
     target = find_target(target_path)
     where = as_typed(target, target_path)
     if not installed:
-        _refuse_installed(target, where)
-    again = f"megatron-fixes apply {where} --force"
+        _refuse_installed(target, only, where)
+    again = f"{apply_again(target, where)}{_only_again(only)} --force"
     machine = before_apply(target.release, catalog.matrix, again, force=force, dry_run=dry_run)
     if dry_run:
         notes = [sentence] if (sentence := interruption(target)) else []

@@ -98,6 +98,11 @@ def note_tree_here(target: Target | None) -> None:
         output.note(f"note: {shown(here)} lies here too; to look at it: megatron-fixes scan .")
 
 
+def apply_again(target: Target, where: str) -> str:
+    """The command that applies to a target which was applied to before, so also to an installed one."""
+    return f"megatron-fixes apply {where}" + (" --installed" if target.installed else "")
+
+
 def as_typed(target: Target, typed: str | None) -> str:
     """The target as a word for the shell: as the user named it, else its root."""
     return quote(typed if typed is not None else target.root)

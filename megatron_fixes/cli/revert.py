@@ -14,7 +14,7 @@ import click
 
 from megatron_fixes.cli import output
 from megatron_fixes.cli.apply import recovery_json, recovery_sentence
-from megatron_fixes.cli.options import as_typed, json_option
+from megatron_fixes.cli.options import apply_again, as_typed, json_option
 from megatron_fixes.cli.plain_git import git_apply
 from megatron_fixes.cli.scan import print_head
 from megatron_fixes.errors import DoesNotFitError, RefusedError
@@ -103,11 +103,11 @@ def _half_in(rows: Iterable[Row], reverted: Reverted) -> list[str]:
             for found in drifted]  # fmt: skip
 
 
-def _again(rows: Iterable[Row], catalog: Catalog, reverted: Reverted, where: str) -> str:
+def _again(target: Target, rows: Iterable[Row], catalog: Catalog, reverted: Reverted, where: str) -> str:
     """The command that puts in what was taken out, and nothing else."""
     fitting = {row.finding.fix_id for row in rows if row.remedy == "patch" and not catalog.is_gated(row.finding.fix_id)}
     only = "" if fitting == set(reverted.fixes) else f" --only {','.join(reverted.fixes)}"
-    return f"megatron-fixes apply {where}{only}"
+    return apply_again(target, where) + only
 
 
 def _notes(target: Target, catalog: Catalog, reverted: Reverted, rows: Sequence[Row]) -> list[str]:
@@ -203,5 +203,5 @@ def revert_command(target_path: str, as_json: bool) -> int:
         if as_json:
             output.print_json(_to_json(target, reverted, notes))
         else:
-            _print(target, catalog, reverted, notes, _again(rows, catalog, reverted, where))
+            _print(target, catalog, reverted, notes, _again(target, rows, catalog, reverted, where))
     return 0

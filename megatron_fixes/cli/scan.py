@@ -15,7 +15,7 @@ import click
 from megatron_fixes.catalog import without_local
 from megatron_fixes.catalog.ranges import compact
 from megatron_fixes.cli import output
-from megatron_fixes.cli.options import as_typed, json_option, named, note_tree_here
+from megatron_fixes.cli.options import apply_again, as_typed, json_option, named, note_tree_here
 from megatron_fixes.errors import RefusedError
 from megatron_fixes.patching.shell import shown
 
@@ -116,9 +116,9 @@ def next_step(rows: Sequence[Row], catalog: Catalog, release: str | None, where:
     return "megatron-fixes list"
 
 
-def renew(where: str) -> str:
+def renew(target: Target, where: str) -> str:
     """The command that puts this version's patches in place of another's."""
-    return f"megatron-fixes revert {where} && megatron-fixes apply {where}"
+    return f"megatron-fixes revert {where} && {apply_again(target, where)}"
 
 
 def print_head(target: Target, catalog: Catalog, like: Likeness | None = None) -> None:
@@ -233,7 +233,7 @@ def _print(target: Target, rows: Sequence[Row], catalog: Catalog, where: str, li
         output.say(f"only by name: {command}")
     if others := from_other_patches(target, catalog):
         output.say(other_patches_sentence(others), "bold yellow")
-        output.say(f"next: {renew(where)}")
+        output.say(f"next: {renew(target, where)}")
     else:
         claimed = without_local(target.release or "")
         release = claimed if catalog.knows(claimed) else like.release if like else None

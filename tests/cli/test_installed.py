@@ -18,6 +18,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from megatron_fixes.cli.scan import renew
+from megatron_fixes.patching.target import find_target
+
 from .conftest import BUFFER, IDS, expected, findings
 
 Cli = Callable[..., Any]
@@ -76,6 +79,25 @@ def test_the_environment_is_not_written_to_unless_asked_for(cli: Cli, environmen
     done = cli("revert", environment.site)
     assert (done.code, done.err) == (0, "")
     assert contents(environment.root) == before
+
+
+def test_the_hints_are_commands_that_do_what_they_say(cli: Cli, environment: Environment, contents: Any) -> None:
+    before, site = contents(environment.root), environment.site
+    hint = cli("apply", site, "--only", IDS[0]).err.splitlines()[-1]
+    assert hint.endswith(f"megatron-fixes apply {site} --installed --only {IDS[0]}")
+    out = cli("apply", site, "--installed").out
+    assert out.splitlines()[-1] == f"to take them out: megatron-fixes revert {site}"
+    patched = contents(environment.site)
+    out = cli("revert", site).out
+    assert contents(environment.root) == before
+    assert out.splitlines()[-1] == f"to put them in again: megatron-fixes apply {site} --installed"
+    assert cli(*out.splitlines()[-1].removeprefix("to put them in again: megatron-fixes ").split()).code == 0
+    again = contents(environment.site)
+    assert {path: again[path] for path in again if path.endswith(".py")} == {
+        path: patched[path] for path in patched if path.endswith(".py")
+    }
+    target = find_target(site)
+    assert renew(target, "X") == "megatron-fixes revert X && megatron-fixes apply X --installed"
 
 
 def test_record_is_left_alone_and_pip_takes_all_of_it_away(cli: Cli, environment: Environment) -> None:
