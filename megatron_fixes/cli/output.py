@@ -171,13 +171,14 @@ def labelled(label: str, text: str, label_width: int, *, wrap: bool = True) -> N
             print((head + line).rstrip())
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, stacked: int = 1) -> None:
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, stacked: int = 1, piped: int | None = None) -> None:
     """Print rows in columns.
 
     Args:
         headers: One for each column.
         rows: Cells; a line break in one stays on a terminal and becomes " | " in a pipe.
         stacked: So many of the last columns stand under one another on a terminal; the others keep to one line.
+        piped: So many of the first columns go into a pipe, where a row is one line; all if None.
     """
     if is_terminal():
         first = len(headers) - stacked
@@ -188,7 +189,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, stacked: int
         else:
             _print_on_terminal(headers, rows, stacked)
     else:
-        for line in plain_lines(headers, rows):
+        for line in plain_lines(headers[:piped], [row[:piped] for row in rows]):
             print(line)
 
 

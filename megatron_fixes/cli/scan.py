@@ -8,12 +8,13 @@ to 20 lines a fix.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from megatron_fixes.catalog import without_local
 from megatron_fixes.catalog.ranges import compact
+from megatron_fixes.catalog.verdict import Verdict
 from megatron_fixes.cli import output
 from megatron_fixes.cli.options import apply_again, as_typed, json_option, named, note_tree_here
 from megatron_fixes.errors import RefusedError
@@ -89,6 +90,17 @@ def details(rows: Sequence[Row]) -> dict[tuple[str, tuple[str, ...]], list[str]]
             what = "drifted" if row.finding.verdict == "drifted" else "does not fit"
             found.setdefault((what, tuple(lines)), []).append(row.finding.fix_id)
     return found
+
+
+def counts(rows: Sequence[Row]) -> str:
+    """How many fixes are what, and how many of the needed ones can be put in."""
+    verdicts = [row.finding.verdict for row in rows]
+    fitting = sum(row.remedy == "patch" for row in rows)
+    told = [f"{verdicts.count('needed')} needed"]
+    told[0] += f", of which {fitting or 'none'} have a patch that fits" * ("needed" in verdicts)
+    others = (verdict for verdict in get_args(Verdict) if verdict != "needed")
+    told += [f"{verdicts.count(verdict)} {verdict.replace('-', ' ')}" for verdict in others if verdict in verdicts]
+    return "; ".join(told)
 
 
 def next_step(rows: Sequence[Row], catalog: Catalog, release: str | None, where: str) -> str:
@@ -218,7 +230,11 @@ def _print(target: Target, rows: Sequence[Row], catalog: Catalog, where: str, li
             for row in rows
         ],
         stacked=3,
+        # The symptom would double the width of a line; `explain` has it.
+        piped=5,
     )
+    output.say()
+    output.labelled("", counts(rows), 0, wrap=output.is_terminal())
     for (what, lines), fix_ids in details(rows).items():
         output.say()
         output.say(f"{', '.join(fix_ids)} {what}:", "bold yellow")

@@ -70,15 +70,33 @@ def test_check_fails_while_a_fix_is_needed(cli: Cli, small: Path) -> None:
     assert cli("scan", small, "--check").code == 0
 
 
-def test_a_pipe_gets_one_line_a_fix_and_the_next_command(cli: Cli, tree: Path) -> None:
+def test_a_pipe_gets_one_line_a_fix_their_counts_and_the_next_command(cli: Cli, tree: Path) -> None:
     lines = cli("scan", tree).out.splitlines()
+    reasons = {fix["id"]: fix["reason"] for fix in cli("scan", tree, "--json").json["fixes"]}
     assert f"target   {tree}" in lines
     assert f"release  {RELEASE} (megatron/core/package_info.py)" in lines
     for fix_id, (verdict, remedy) in expected().items():
         (row,) = [line for line in lines if line.startswith(fix_id)]
         assert row.split()[:4] == [fix_id, verdict, remedy or "-", CATALOG.matrix.fixes[fix_id].slug]
-        assert row.endswith(CATALOG.matrix.fixes[fix_id].symptom) == (verdict in ("needed", "drifted"))
+        assert row.endswith(reasons[fix_id]) and CATALOG.matrix.fixes[fix_id].symptom not in row
+    verdicts = [verdict for verdict, _ in expected().values()]
+    fitting = [remedy for _, remedy in expected().values()].count("patch")
+    said = f"{verdicts.count('needed')} needed, of which {fitting} have a patch that fits"
+    upstream = verdicts.count("fixed-upstream")
+    assert f"{said}; {upstream} fixed upstream" in lines and verdicts.count("needed") + upstream == len(verdicts)
     assert lines[-1] == f"next: megatron-fixes apply {tree}"
+
+
+def test_the_counts_tell_what_is_in_what_differs_and_what_can_not_be_put_in(cli: Cli, small: Path) -> None:
+    def count() -> str:
+        (line,) = [line for line in cli("scan", small).out.splitlines() if re.match(r"\d+ needed", line)]
+        return line
+
+    assert count() == "3 needed, of which 3 have a patch that fits"
+    assert cli("apply", small).code == 0
+    assert count() == "0 needed; 3 applied"
+    (small / synthetic.FIRST).write_text((small / synthetic.FIRST).read_text().replace("return total", "return 1"))
+    assert count() == "0 needed; 1 applied; 2 drifted"
 
 
 def test_a_gated_fix_is_shown_as_such_and_the_command_that_names_it_puts_it_in(cli: Cli, tree: Path) -> None:
