@@ -33,6 +33,7 @@ from megatron_fixes.patching.plan import make_plan
 from megatron_fixes.patching.target import find_target
 from megatron_fixes.patching.transaction import commit
 from megatron_fixes.proofs.releases import cached, fetch, require_release
+from megatron_fixes.proofs.rendezvous import require_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -176,6 +177,7 @@ def main(arguments: Sequence[str]) -> int:
             f"proofs run real Megatron-LM, but {' and '.join(missing)} can't be imported here",
             hint="Install what proofs need, from a clone of this project: pip install '.[prove]'.",
         )
+    require_loopback()
     for release in releases:
         if cached(release) is None:
             say("fetch", release=release)

@@ -9,13 +9,33 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from typing import TYPE_CHECKING, Any
+
+from megatron_fixes.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
+PATIENCE_S = 5.0
+
+
+def require_loopback() -> None:
+    """Refuse a machine on which processes can't reach each other over loopback: ranks would only time out.
+
+    Raises:
+        UsageError: It is down, or there is none.
+    """
+    try:
+        with socket.create_server((LOOPBACK, 0)) as server, socket.create_connection(server.getsockname(), PATIENCE_S):
+            return
+    except OSError as error:
+        raise UsageError(
+            f"got '{error.strerror or error}' on a connection to {LOOPBACK}, expected ranks to meet over loopback",
+            hint="Bring the interface up (ip link set lo up), or prove where it is up.",
+        ) from error
 
 
 def keep_store(folder: Path) -> None:
