@@ -78,6 +78,7 @@ class Finding:
 
     Attributes:
         release: The release whose text explains the touched functions; None when ``drifted``.
+        half: The files that have a part of the fix, where it is half applied.
     """
 
     fix_id: str
@@ -85,6 +86,7 @@ class Finding:
     reason: str
     release: str | None = None
     differences: tuple[Difference, ...] = ()
+    half: tuple[str, ...] = ()
 
 
 def judge(
@@ -138,8 +140,12 @@ def judge(
         reason = (
             f"half applied: functions have the fix, {len(lost)} of its statements outside functions are not in {paths}"
         )
-        return Finding(fix_id, "drifted", reason)
+        return Finding(fix_id, "drifted", reason, half=_files_of(present))
     return finding
+
+
+def _files_of(functions: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted({function.split("::")[0] for function in functions}))
 
 
 def _carries(fix_id: str, text: KnownFunction) -> dict[str, bool | None]:
@@ -181,10 +187,11 @@ def _explain(
             verdicts[release] = fix.cells[release].verdict
     if not verdicts:
         release = standing if standing in common else min(common, key=Version)
-        inside = [titles[f] for f, releases in places.items() if releases[release]]
+        having = [f for f, releases in places.items() if releases[release]]
         outside = [titles[f] for f, releases in places.items() if releases[release] is False]
-        reason = f"half applied: {', '.join(inside)} has the fix, {', '.join(outside)} has not"
-        return Finding(fix_id, "drifted", reason)
+        inside = ", ".join(titles[f] for f in having)
+        reason = f"half applied: {inside} has the fix, {', '.join(outside)} has not"
+        return Finding(fix_id, "drifted", reason, half=_files_of(having))
     if standing in verdicts:
         release = standing
     else:

@@ -80,12 +80,16 @@ def difference_lines(differences: Sequence[Difference], limit: int = MAX_DIFFERE
     return lines
 
 
-def details(rows: Sequence[Row]) -> dict[tuple[str, tuple[str, ...]], list[str]]:
+def details(target: Target, rows: Sequence[Row]) -> dict[tuple[str, tuple[str, ...]], list[str]]:
     """What differs, each with the fixes that it is the reason for: several may touch one function."""
+    from megatron_fixes.patching.plan import to_finish
+
     found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for row in rows:
         lines = difference_lines(row.finding.differences)
         lines += [f"  {row.misfit}", f"    hint: {row.misfit_hint}"] if row.misfit else []
+        if half := row.finding.half:
+            lines += [f"  {row.finding.reason}", f"    hint: {to_finish(target, half)}"]
         if lines:
             what = "drifted" if row.finding.verdict == "drifted" else "does not fit"
             found.setdefault((what, tuple(lines)), []).append(row.finding.fix_id)
@@ -235,7 +239,7 @@ def _print(target: Target, rows: Sequence[Row], catalog: Catalog, where: str, li
     )
     output.say()
     output.labelled("", counts(rows), 0, wrap=output.is_terminal())
-    for (what, lines), fix_ids in details(rows).items():
+    for (what, lines), fix_ids in details(target, rows).items():
         output.say()
         output.say(f"{', '.join(fix_ids)} {what}:", "bold yellow")
         for line in lines:

@@ -123,7 +123,9 @@ def _misfit(image: _Image, hunk: Hunk, path: str, source: str) -> DoesNotFitErro
         f"hunk {hunk.number} of {source}, expected at line {expected_line}, is not in the file; "
         f"{_nearest(image, hunk)}",
         context=f"{path}:{expected_line}",
-        hint=_line_end_hint(image, hunk) or "look at the named line: the target's text differs from the release's",
+        hint=_line_end_hint(image, hunk)
+        or _already_hint(image, hunk)
+        or "look at the named line: the target's text differs from the release's",
     )
 
 
@@ -154,6 +156,15 @@ def _show(line: bytes) -> str:
     if text.endswith("\n") and not text.endswith("\r\n"):
         return repr(text[:-1])
     return repr(text) if text.endswith("\n") else f"{text!r} without a line end"
+
+
+def _already_hint(image: _Image, hunk: Hunk) -> str:
+    if image.find(hunk.reversed()) is None:
+        return ""
+    return (
+        "the hunk is in the file already, so a part of the patch is: put the file back as the release has it, with git "
+        "say, or take a pristine tree; then apply"
+    )
 
 
 def _line_end_hint(image: _Image, hunk: Hunk) -> str:

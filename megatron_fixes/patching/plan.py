@@ -109,6 +109,18 @@ def _missing(catalog: Catalog, asked: Iterable[str], files: Mapping[str, bytes])
     return sorted(touched.difference(files))
 
 
+def to_finish(target: Target, half: Iterable[str]) -> str:
+    """What to do where files have a part of a fix: there is no telling which hunks are missing, so all go in anew."""
+    paths = sorted(set(half))
+    back = f"put {', '.join(paths)} back as the release has it"
+    if target.git_dir is not None:
+        words = " ".join(map(quote, paths))
+        back += (
+            f" (if the last commit does: git -C {quote(target.root)} checkout HEAD -- {words}, which drops all edits)"
+        )
+    return f"{back}, or take a pristine tree; then apply"
+
+
 def _refuse(
     target: Target, asked: Mapping[str, Row], fitting: Sequence[str], absent: Sequence[str], *, named: bool
 ) -> None:
@@ -120,9 +132,12 @@ def _refuse(
     reasons += [f"{row.finding.fix_id} has no patch for {row.finding.release} yet" for row in missing]
     if not reasons:
         return
+    half = [path for row in drifted for path in row.finding.half]
     ways = [f"apply only what fits: --only {','.join(fitting)}"] if fitting else []
     advice = {row.misfit_hint: None for row in misfits if row.misfit_hint}
-    if absent and is_sparse(target.git_dir):
+    if half:
+        ways.append(to_finish(target, half))
+    elif absent and is_sparse(target.git_dir):
         folders = " ".join(quote(folder) for folder in sorted({path.rpartition("/")[0] for path in absent}))
         ways.append(
             f"get the missing files, the checkout is sparse: git -C {quote(target.root)} sparse-checkout add {folders}"

@@ -6,13 +6,16 @@ What happens to edits that are made after an apply is in ``test_revert_edited``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .conftest import BUFFER, IDS, RELEASE, expected, findings
+from megatron_fixes.patching.hunks import apply_patch
+
+from .conftest import BUFFER, IDS, PATCHES, RELEASE, expected, findings
 
 Cli = Callable[..., Any]
 ABOVE = b"# Of this site\n" * 40
@@ -52,6 +55,37 @@ def test_an_edit_inside_a_touched_function_is_shown_and_nothing_is_written(
     assert (done.code, done.out) == (1, "")
     assert "nothing was changed: MF0001 drifted (" in done.err and "finish_grad_sync is not a known text" in done.err
     assert contents(tree) == before
+
+
+@pytest.mark.parametrize("in_git", [True, False])
+@pytest.mark.parametrize("hunks", [slice(0, 1), slice(0, 2), slice(2, 3)])
+def test_where_half_of_a_fix_is_in_the_way_to_all_of_it_is_named(
+    cli: Cli, git: Cli, tree: Path, contents: Any, hunks: slice, in_git: bool
+) -> None:
+    path = "megatron/core/parallel_state.py"
+    (patch,) = [patch for patch in PATCHES if patch.fix_id == "MF0005"]
+    head, *parts = re.split(r"(?m)^(?=@@)", patch.text)
+    assert len(parts) == 3
+    if in_git:
+        git(tree, "init", "-q")
+        git(tree, "add", ".")
+        git(tree, "commit", "-qm", RELEASE)
+    pristine = (tree / path).read_bytes()
+    half = apply_patch(head + "".join(parts[hunks]), {path: pristine}, source=patch.name)
+    (tree / path).write_bytes(half[path])
+    before = contents(tree)
+    back = f"git -C {tree} checkout HEAD -- {path}"
+    # The first hunk is an import, which says nothing of the fix: there the hunk's own error tells.
+    hint = "ut the file back as the release has it" if hunks.stop == 1 else f"ut {path} back as the release has it"
+    for done in (cli("scan", tree), cli("apply", tree, "--only", "MF0005"), cli("apply", tree)):
+        said = done.out + done.err
+        assert f"hint: P{hint}" in said or f"p{hint}" in said
+        assert (back in said) == (in_git and hunks.stop != 1)
+    assert contents(tree) == before
+    if in_git:
+        git(tree, *back.split()[3:])
+        assert (tree / path).read_bytes() == pristine
+        assert cli("apply", tree, "--json").json["applied"] == IDS
 
 
 def test_an_edit_in_a_hunks_context_does_not_fit_and_nothing_is_written(
