@@ -19,6 +19,7 @@ from megatron_fixes.cli.options import apply_again, as_typed, json_option, only_
 from megatron_fixes.cli.scan import (
     from_other_patches,
     interruption,
+    likeness_of,
     other_patches_sentence,
     print_head,
     renew,
@@ -159,7 +160,7 @@ def _dry_run(target: Target, catalog: Catalog, plan: Plan, notes: Sequence[str],
     if as_json:
         output.print_json(_to_json(target, plan, notes, None, dry_run=True))
         return 0
-    print_head(target, catalog)
+    print_head(target, catalog, likeness_of(target, catalog))
     output.say()
     for sentence in notes:
         output.say(sentence, "bold yellow")
@@ -171,9 +172,7 @@ def _dry_run(target: Target, catalog: Catalog, plan: Plan, notes: Sequence[str],
     return 0
 
 
-def _print_outcome(target: Target, catalog: Catalog, plan: Plan, notes: Sequence[str], where: str) -> None:
-    print_head(target, catalog)
-    output.say()
+def _print_outcome(target: Target, plan: Plan, notes: Sequence[str], where: str) -> None:
     _print_plan(plan, done=True)
     for sentence in notes:
         output.labelled("note", sentence, _LABEL, wrap=False)
@@ -221,6 +220,8 @@ def apply_command(
             output.say(recovery_sentence(recovered), "bold yellow")
     plan, others = _plan(target, catalog, only, where)
     notes = [*machine, *others]
+    # Asked before its text changes, so that it is what scan says.
+    like = likeness_of(target, catalog)
     if plan.changes:
         written, mended = _write(target, plan)
         recovered = recovered or mended
@@ -229,5 +230,7 @@ def apply_command(
         if as_json:
             output.print_json(_to_json(target, plan, notes, recovered, dry_run=False))
         else:
-            _print_outcome(target, catalog, plan, notes, where)
+            print_head(target, catalog, like)
+            output.say()
+            _print_outcome(target, plan, notes, where)
     return 0

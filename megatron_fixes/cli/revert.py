@@ -16,7 +16,7 @@ from megatron_fixes.cli import output
 from megatron_fixes.cli.apply import recovery_json, recovery_sentence
 from megatron_fixes.cli.options import apply_again, as_typed, json_option
 from megatron_fixes.cli.plain_git import git_apply
-from megatron_fixes.cli.scan import print_head
+from megatron_fixes.cli.scan import likeness_of, print_head
 from megatron_fixes.errors import DoesNotFitError, RefusedError
 from megatron_fixes.patching.shell import quote, shown
 
@@ -163,7 +163,7 @@ def _to_json(target: Target, reverted: Reverted, notes: Sequence[str]) -> dict[s
 
 
 def _print(target: Target, catalog: Catalog, reverted: Reverted, notes: Sequence[str], again: str) -> None:
-    print_head(target, catalog)
+    print_head(target, catalog, likeness_of(target, catalog))
     output.say()
     for fix_id in reverted.fixes:
         slug = catalog.matrix.fixes[fix_id].slug if fix_id in catalog.matrix.fixes else ""

@@ -137,7 +137,14 @@ def renew(target: Target, where: str) -> str:
     return f"megatron-fixes revert {where} && {apply_again(target, where)}"
 
 
-def print_head(target: Target, catalog: Catalog, like: Likeness | None = None) -> None:
+def likeness_of(target: Target, catalog: Catalog) -> Likeness | None:
+    """The release that the target looks like, whose patches it takes; None if it looks like none."""
+    from megatron_fixes.patching.scan import looks_like, read_files
+
+    return looks_like(catalog, read_files(target, catalog), target.release)
+
+
+def print_head(target: Target, catalog: Catalog, like: Likeness | None) -> None:
     """Print which tree it is, its release, what named the release, and which one it looks like if that is not known."""
     output.labelled("target", shown(target.root) + (" (installed)" if target.installed else ""), 9, wrap=False)
     release = f"{target.release} ({target.release_source})" if target.release else "unknown (no file or tag names it)"

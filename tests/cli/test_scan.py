@@ -148,13 +148,17 @@ def test_a_tree_that_names_no_known_release_is_mended_as_what_it_looks_like(
     who = f"megatron-core {name}" if name else "a megatron-core that names no release"
     assert f"the overlay puts nothing into {who}, which is not known here: only apply takes it" in out
     before = contents(tree)
-    assert cli("apply", tree).code == cli("apply", named).code == 0
+    (release_line,) = [line for line in out.splitlines() if line.startswith("release  ")]
+    for options in (["--dry-run"], []):
+        done = cli("apply", tree, *options)
+        assert done.code == 0 and done.out.splitlines()[1] == release_line
+    assert cli("apply", named).code == 0
     for path in load_tables().paths.values():
         assert not (named / path).exists() or (tree / path).read_bytes() == (named / path).read_bytes()
     last = f"next: megatron-fixes prove --release {release} shows them on the published release"
     assert cli("scan", tree).out.splitlines()[-1] == last
     assert cli("scan", tree, "--check").code == 0
-    assert cli("revert", tree).code == 0
+    assert cli("revert", tree).out.splitlines()[1] == release_line
     assert contents(tree) == before
 
 
