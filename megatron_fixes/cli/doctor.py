@@ -72,8 +72,7 @@ def advice(found: Sequence[Package], rows: Sequence[Row], facts: Facts, catalog:
     if facts.pth_problem:
         todo.append(f"overlay: {facts.pth_problem}")
     todo += facts.setting_problems
-    slugs = {fix_id: fix.slug for fix_id, fix in catalog.matrix.fixes.items()}
-    asked = [id_of(name, slugs) for name in asked_fixes(_asked(facts))]
+    slugs, asked = _slugs(catalog), _asked_ids(facts, catalog)
     todo += [
         f"MEGATRON_FIXES: no fix is called {name}; {did_you_mean(name, slugs, ALL)}".rstrip("; ")
         for name in asked
@@ -107,6 +106,15 @@ def _about_fixes(rows: Sequence[Row], asked: Sequence[str], gated: Collection[st
     return todo
 
 
+def _slugs(catalog: Catalog) -> dict[str, str]:
+    return {fix_id: fix.slug for fix_id, fix in catalog.matrix.fixes.items()}
+
+
+def _asked_ids(facts: Facts, catalog: Catalog) -> list[str]:
+    """The fixes that MEGATRON_FIXES names, and ``all``; a name that no fix has stays."""
+    return [id_of(name, _slugs(catalog)) for name in asked_fixes(_asked(facts))]
+
+
 def _asked(facts: Facts) -> str:
     return next((setting["value"] for setting in facts.settings if setting["name"] == FIXES), "")
 
@@ -137,11 +145,16 @@ def _print_packages(found: Sequence[Package]) -> None:
     output.say()
 
 
-def _print(rows: Sequence[Row], facts: Facts, gated: Collection[str], no_overlay: str, todo: Sequence[str]) -> None:
+def _print(
+    rows: Sequence[Row], facts: Facts, catalog: Catalog, release: str | None, no_overlay: str, todo: Sequence[str]
+) -> None:
+    asked = _asked_ids(facts, catalog)
     output.say()
     for row in rows:
         remedy = f", remedy {row.remedy}" if row.remedy else ""
-        remedy += f" ({GATED})" if row.finding.fix_id in gated else ""
+        remedy += f" ({GATED})" if catalog.is_gated(row.finding.fix_id) else ""
+        if row.finding.fix_id in asked and row.finding.verdict in ("fixed-upstream", "not-affected"):
+            remedy += f" (asked for, and not needed by {release})"
         output.labelled(row.finding.fix_id, f"{row.finding.verdict}{remedy}", _LABEL, wrap=False)
     output.say()
     output.labelled("overlay", overlay_line(facts, no_overlay), _LABEL, wrap=False)
@@ -180,5 +193,5 @@ def doctor_command(check: bool, import_torch: bool, as_json: bool) -> int:
     else:
         _print_packages(found)
         machine_block.show(machine, findings, _LABEL)
-        _print(rows, facts, gated, no_overlay, todo)
+        _print(rows, facts, catalog, core.version, no_overlay, todo)
     return 1 if check and todo else 0

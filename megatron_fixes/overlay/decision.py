@@ -19,6 +19,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 
 SCHEMA = 1
+NOT_NEEDED = ("fixed-upstream", "not-affected")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 
 from megatron_fixes import __version__, config
 from megatron_fixes.overlay import start
-from megatron_fixes.overlay.decision import FixState, Refusal, told
+from megatron_fixes.overlay.decision import NOT_NEEDED, FixState, Refusal, told
 from megatron_fixes.overlay.loader import FIXES, ORIGIN
 
 TYPE_CHECKING = False
@@ -59,6 +59,7 @@ class Status:
         strict: Whether a refusal stops the process.
         root: The tree that Megatron was imported from; empty if it was not, or only in ways we don't look at.
         release: What that tree calls itself.
+        not_needed: Fixes that were asked for by name, and of which that release has no need.
     """
 
     version: str
@@ -73,6 +74,7 @@ class Status:
     modules: tuple[ModuleState, ...]
     refusals: tuple[Refusal, ...]
     cache: CacheState
+    not_needed: tuple[str, ...] = ()
 
     @property
     def in_force(self) -> tuple[str, ...]:
@@ -94,6 +96,7 @@ class Status:
             f"megatron-core {self.release or '(no release)'} at {self.root}" if self.root else "no megatron-core yet"
         )
         line = f"megatron-fixes {self.version}: {fixes}, {where}"
+        line += f"; {', '.join(self.not_needed)} not needed by {self.release}" if self.not_needed else ""
         line += f"; waiting for an import: {', '.join(waiting)}" if waiting else ""
         return "\n".join([line, *(f"  {refusal.line}" for refusal in self.refusals)])
 
@@ -117,6 +120,7 @@ def status() -> Status:
     root = next(reversed(process.decisions), "")
     decision = process.decisions[root].decision if root else None
     modules = tuple(_module(process, name) for name in process.tables.paths)
+    fixes = tuple(_fixes(process, {module.module: module for module in modules}))
     return Status(
         version=__version__,
         pid=os.getpid(),
@@ -126,10 +130,11 @@ def status() -> Status:
         root=root,
         release=(decision.release or "") if decision else "",
         release_source=decision.release_source if decision else "",
-        fixes=tuple(_fixes(process, {module.module: module for module in modules})),
+        fixes=fixes,
         modules=modules,
         refusals=tuple(process.refusals),
         cache=_cache(process),
+        not_needed=tuple(fix.fix for fix in fixes if fix.fix in process.asked and fix.state in NOT_NEEDED),
     )
 
 

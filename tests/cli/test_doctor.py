@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .conftest import CATALOG, GATED, RELEASE, copy_files, expected
+from .conftest import CATALOG, GATED, NOT_NEEDED, RELEASE, copy_files, expected
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -172,6 +172,14 @@ def test_a_wrong_setting_needs_doing(name: str, value: str, sentence: str) -> No
     assert [told for told in todo if told.startswith(f"{name}: {sentence}")]
     assert len([told for told in todo if told.startswith("MEGATRON_")]) == 1 + len(others)
     assert not [told for told in report(**{name: "0"})["todo"] if told.startswith("MEGATRON_")]
+
+
+def test_a_fix_that_is_asked_for_and_not_needed_is_said_to_be(release_tree: Path) -> None:
+    asked = f"{NOT_NEEDED[0]},MF0001"
+    lines = doctor(path=(release_tree,), MEGATRON_FIXES=asked).stdout.splitlines()
+    said = f"(asked for, and not needed by {RELEASE})"
+    assert [line.split()[0] for line in lines if line.endswith(said)] == [NOT_NEEDED[0]]
+    assert said not in doctor(path=(release_tree,), MEGATRON_FIXES="all").stdout
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,15 @@ def test_the_name_that_was_probably_meant_is_told(env: Any) -> None:
     assert "MF901 is not in force: no fix has that id; did you mean MF9001? correct MEGATRON_FIXES" in done.stderr
 
 
+def test_a_fix_that_is_asked_for_by_name_and_not_needed_is_told(env: Any) -> None:
+    newer = str(env.base / "cache" / "releases" / "9.2.0")
+    code = "import megatron.core.distributed, megatron_fixes; print(megatron_fixes.status())"
+    line = env.run(code, on="MF9002", PYTHONPATH=newer).stdout.splitlines()[0]
+    assert line.endswith(f"no fix in force, megatron-core 9.2.0 at {newer}; MF9002 not needed by 9.2.0")
+    assert env.status("import megatron.core.distributed", on="MF9002", PYTHONPATH=newer)["not_needed"] == ["MF9002"]
+    assert env.status("import megatron.core.distributed", PYTHONPATH=newer)["not_needed"] == []
+
+
 def test_strict_stops_where_a_fix_can_not_be_in_force(env: Any, tree: Any) -> None:
     drifted = tree(megatron__core__distributed__buffer="class Buffer:\n    pass\n")
     code = "import megatron.core.distributed\nprint('trained')"
