@@ -94,15 +94,17 @@ class Page:
 
     Attributes:
         dispatched: Its gradients' reduction was, since the last ``finish_grad_sync``; None: not known.
+        finished: ``finish_grad_sync`` was called since the last ``zero_grad_buffer``, or that is not known.
         said: What was said of it already.
     """
 
-    __slots__ = ("_bucket_group", "dispatched", "outstanding", "said")
+    __slots__ = ("_bucket_group", "dispatched", "finished", "outstanding", "said")
 
     def __init__(self, bucket_group: Any) -> None:
         self._bucket_group = weakref.ref(bucket_group)
         self.outstanding: dict[Kind, Outstanding] = {}
         self.dispatched: bool | None = None
+        self.finished = True
         self.said: set[str] = set()
 
     def is_of(self, bucket_group: Any) -> bool:

@@ -6,15 +6,17 @@
 * ``finish_grad_sync``: called with nothing dispatched, that is told (``reduction-not-dispatched``). With one
   distributed-optimizer instance Megatron raises then; with several it goes on with gradients that nobody reduced.
 * ``zero_grad_buffer``: what an abandoned step left is drained first, as MF0002 does, and left to it where it is in the
-  code. The ranks must have abandoned the step after the same number of collectives on the group, and tell each other so
-  through the store; else it raises, as the next collective would meet another one of a peer.
+  code. What an abandoned first batch counted is forgotten (0.16 and later), or left to MF0004. The ranks must have
+  abandoned the step after the same number of collectives on the group, and tell each other so through the store; else
+  it raises, as the next collective would meet another one of a peer.
 
-Not handled: a rank that dispatched nothing before it abandoned a step (its peers raise); with several instances ranks
-are not compared. A step abandoned while ``is_first_batch`` leaves counts that 0.16 and later refuse in ``reset``.
+Not handled: a rank that dispatched nothing before it abandoned a step, or counted nothing in a first batch (its peers
+raise); with several instances ranks are not compared in later ones.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from contextlib import suppress
@@ -29,7 +31,7 @@ from megatron_fixes.events import Event, emit
 from megatron_fixes.guards.handles import BoundedHandle, drain
 from megatron_fixes.guards.late import TERMS
 from megatron_fixes.guards.ledger import GRADIENTS, LEDGER, PARAMETERS, Kind, process_group
-from megatron_fixes.guards.points import FIX_DRAINS
+from megatron_fixes.guards.points import FIX_COUNTS, FIX_DRAINS
 from megatron_fixes.guards.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 AGREE_S = 60.0
+_FIRST_BATCHES = itertools.count(1)
 WATCHER = Watcher(LEDGER, TERMS)
 _OURS = ("megatron_fixes.guards", "wrapt")
 
@@ -86,7 +89,7 @@ def finish_grad_sync(wrapped: Any, bucket_group: Any, args: Any, kwargs: Any) ->
     if page.dispatched is not True and bucket_group.grad_reduce_handle is None:
         _tell_undispatched(page, bucket_group)
     result = wrapped(*args, **kwargs)
-    page.dispatched = False
+    page.dispatched, page.finished = False, True
     return result
 
 
@@ -118,9 +121,11 @@ def zero_grad_buffer(wrapped: Any, ddp: Any, args: Any, kwargs: Any) -> Any:
     """Drain what an abandoned step left, unless the code does so itself."""
     if not hasattr(ddp, FIX_DRAINS):
         drain_abandoned(ddp)
+    forget_abandoned_counts(ddp)
     result = wrapped(*args, **kwargs)
     for bucket_group in bucket_groups(ddp):
-        LEDGER.page(bucket_group).dispatched = False
+        page = LEDGER.page(bucket_group)
+        page.dispatched = page.finished = False
     return result
 
 
@@ -156,15 +161,45 @@ def drain_abandoned(ddp: Any) -> None:
         emit(Event("abandoned-step-drained", message, {"count": drained}))
 
 
-def _agree(group: Any) -> None:
+def forget_abandoned_counts(ddp: Any) -> None:
+    """Have the next batch count anew how often gradients get ready, where the first one was abandoned.
+
+    0.16 and later take what the first batch counted for what every batch has, and refuse counts that lack a parameter.
+
+    Raises:
+        CollectiveTimeoutError: Not all ranks abandoned it; nothing was forgotten or zeroed.
+    """
+    counted = [bucket_group for bucket_group in bucket_groups(ddp) if _counted_in_vain(bucket_group)]
+    if not counted:
+        return
+    # A first batch dispatches nothing before its end, so the number of collectives does not tell one from the next.
+    number = next(_FIRST_BATCHES)
+    for bucket_group in counted:
+        _agree(process_group(bucket_group, GRADIENTS), f"first-batch-{number}/")
+    for bucket_group in counted:
+        bucket_group.per_param_grad_ready_counts = {}
+    message = f"the first batch was abandoned: what {len(counted)} bucket groups counted in it is counted anew"
+    emit(Event("abandoned-first-batch", message, {"count": len(counted)}))
+
+
+def _counted_in_vain(bucket_group: Any) -> bool:
+    first = getattr(bucket_group, "is_first_batch", False) and not hasattr(bucket_group, FIX_COUNTS)
+    return first and bool(bucket_group.per_param_grad_ready_counts) and not LEDGER.page(bucket_group).finished
+
+
+def _agree(group: Any, which: str = "") -> None:
     """Have every rank of a group say that it abandoned a step after as many collectives on it as this one.
+
+    Args:
+        group: Of the step's reductions.
+        which: Tells steps apart that were abandoned after as many collectives.
 
     Raises:
         CollectiveTimeoutError: Some did not.
     """
     record = registry.record_of(group)
     issued = group._get_sequence_number_for_group()
-    keys = {rank: f"guards/abandoned/{issued}/{rank}" for rank in record.ranks}
+    keys = {rank: f"guards/abandoned/{which}{issued}/{rank}" for rank in record.ranks}
     within_s = TERMS.deadline_s or AGREE_S
     record.store.set(keys[record.rank], "1")
     began = time.monotonic()

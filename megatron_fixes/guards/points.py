@@ -67,3 +67,4 @@ POINTS = (
 
 # Where the code of this Megatron holds a fix of ours, its guard leaves the work to it: what the fix adds, by name.
 FIX_DRAINS, FIX_DESTROYS = "_drain_grad_reductions", "_destroy_created_groups"
+FIX_COUNTS = "start_remaining_grad_sync"

@@ -51,11 +51,11 @@ def model(**more: Any) -> Any:
     return wrapped_model(**more)
 
 
-def wrapped_model(**more: Any) -> Any:
+def wrapped_model(bucket_size: int = 1, **more: Any) -> Any:
     from megatron_fixes.proofs.ddp import transformer_config, wrap
     from megatron_fixes.proofs.mf0002 import _Model
 
-    return wrap(_Model(), transformer_config(), instances=1, bucket_size=1, **more)
+    return wrap(_Model(), transformer_config(), instances=1, bucket_size=bucket_size, **more)
 
 
 def step(ddp: Any, rank: int, number: int, between: Any = lambda: None) -> str:
@@ -153,6 +153,47 @@ def abandoned() -> Any:
 
     guards.install(deadline_s=0.7)
     result = {"both": each_rank(both), "alone": each_rank(alone)}
+    guards.uninstall()
+    return result
+
+
+@drill
+def first_batch() -> Any:
+    """Steps after a first batch that was abandoned within, or after, its backward pass; and without one."""
+
+    def body(rank: int) -> Any:
+        from megatron.core import parallel_state
+
+        from megatron_fixes.proofs.mf0002 import _abandon, batch
+
+        parallel_state.initialize_model_parallel()
+        digests = {}
+        for name in ("whole", "within", "after"):
+            # All parameters in one bucket, of which a step that ends half-way counts half.
+            ddp = wrapped_model(10**6)
+            if name != "whole":
+                ddp.zero_grad_buffer()
+                _abandon(ddp, batch(rank, 9, 8), "hooks", armed=name == "within")
+            digests[name] = [step(ddp, rank, number) for number in range(3)]
+        return digests
+
+    def alone(rank: int) -> Any:
+        """Both ranks abandon the first batch, then one of them alone."""
+        from megatron_fixes.proofs.mf0002 import _abandon, batch
+
+        ddp = model()
+        for _ in range(2 - rank):
+            ddp.zero_grad_buffer()
+            _abandon(ddp, batch(rank, 9, 8), "hooks")
+        try:
+            ddp.zero_grad_buffer()
+        except MegatronFixesError as error:
+            return str(error)
+        time.sleep(1.5)
+        return None
+
+    guards.install(deadline_s=0.7)
+    result = {"both": each_rank(body), "alone": each_rank(alone)}
     guards.uninstall()
     return result
 

@@ -15,7 +15,7 @@ from megatron_fixes.config import GUARD_NAMES
 
 from .runs import RELEASES, drilled, named, tree_of
 
-DRILLS = ("identity", "gradients", "abandoned", "late", "teardown")
+DRILLS = ("identity", "gradients", "abandoned", "first_batch", "late", "teardown")
 SEVERAL = {"0.12.3", "0.16.1", "0.17.1"}
 
 
@@ -69,6 +69,14 @@ def test_a_step_that_was_abandoned_is_drained_and_later_ones_are_right(found: di
         for steps in rank["result"].values():
             assert [report.get("error", report.get("wrong")) for report in steps.values()] == [0] * 4
         assert [event["count"] for event in named(rank, "abandoned-step-drained")] == [2, 2, 4]
+
+
+def test_a_first_batch_that_was_abandoned_leaves_nothing_behind(found: dict[str, Any]) -> None:
+    for rank in found["first_batch"]["both"]:
+        assert rank["result"], rank
+        assert rank["result"]["within"] == rank["result"]["after"] == rank["result"]["whole"]
+    # Where one rank alone goes on, its next reduction would meet the first one of its peer.
+    assert "expected the same of ranks [1]" in found["first_batch"]["alone"][0]["result"]
 
 
 def test_a_rank_that_abandons_a_step_alone_is_told_within_the_deadline(found: dict[str, Any]) -> None:

@@ -158,7 +158,8 @@ import json; print(json.dumps([name, alone, rest]))"""
 
 
 def test_with_the_fixes_on_guards_leave_the_work_to_them() -> None:
-    found = drilled(tree_of("0.16.1"), ("identity", "gradients", "abandoned", "teardown", "streams"), fixes="all")
+    drills = ("identity", "gradients", "abandoned", "first_batch", "teardown", "streams")
+    found = drilled(tree_of("0.16.1"), drills, fixes="all")
     assert found["identity"]["put_back"] and found["identity"]["second"]
     for rank in found["gradients"]:
         plain, *guarded = (phase["digests"] for phase in rank["result"].values())
@@ -167,6 +168,10 @@ def test_with_the_fixes_on_guards_leave_the_work_to_them() -> None:
         assert all(report["wrong"] == 0 for steps in rank["result"].values() for report in steps.values())
         # MF0002 drains them.
         assert named(rank, "abandoned-step-drained") == []
+    for rank in found["first_batch"]["both"]:
+        assert rank["result"]["within"] == rank["result"]["after"] == rank["result"]["whole"]
+        # MF0004 counts anew.
+        assert named(rank, "abandoned-first-batch") == []
     for rank in found["teardown"]:
         assert rank["result"]["left"] == 0 and named(rank, "process-groups-left") == []
     for rank in found["streams"]:
