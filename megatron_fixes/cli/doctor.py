@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from megatron_fixes.overlay.origin import Facts
     from megatron_fixes.patching.scan import Row
 
-_LABEL = 22
+_LABEL = 27
 
 
 def megatron_core(catalog: Catalog) -> tuple[Package, list[Row], str]:
@@ -156,7 +156,8 @@ def _print(
         if row.finding.fix_id in asked and row.finding.verdict in ("fixed-upstream", "not-affected"):
             remedy += f" (asked for, and not needed by {release})"
         output.labelled(row.finding.fix_id, f"{row.finding.verdict}{remedy}", _LABEL, wrap=False)
-    output.say()
+    if rows:
+        output.say()
     output.labelled("overlay", overlay_line(facts, no_overlay), _LABEL, wrap=False)
     output.labelled(".pth", ", ".join(facts.pth_found) or "none", _LABEL, wrap=False)
     for setting in facts.settings:
