@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from megatron_fixes import __version__
 from megatron_fixes.config import ALL
-from megatron_fixes.patching.ids import id_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,6 +62,9 @@ def ids_of(asked: Sequence[str], tables: Tables) -> tuple[str, ...]:
     """
     if all(word == ALL or word in tables.touches for word in asked):
         return tuple(asked)
+    # Here and not above: a start that finds all in the cache loads nothing of this room.
+    from megatron_fixes.patching.ids import id_of
+
     with open(os.path.join(_CATALOG, "matrix.json"), "rb") as file:
         slugs = {fix: row["slug"] for fix, row in json.load(file)["fixes"].items()}
     return tuple(dict.fromkeys(id_of(word, slugs) for word in asked))

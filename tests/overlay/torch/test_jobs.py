@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -87,8 +88,11 @@ def test_torchrun_ends_when_a_rank_is_refused(env: Any) -> None:
     done = env.start([*TORCHRUN, "train.py"], on="MF1234", check=False, **environ)
     assert done.returncode == 1
     assert "trains" not in done.stdout
-    said = [line for line in done.stderr.splitlines() if line.startswith("megatron-fixes: MF1234 is not in force")]
-    assert len(said) == 1
+    # torchrun ends the other rank when one has stopped, maybe before it has said anything; the one says why.
+    assert re.search(
+        r"megatron-fixes: stopped local rank [01] before training, .*: MF1234 is not in force", done.stderr
+    )
+    assert done.stderr.count("megatron-fixes: MF1234 is not in force") <= 1
     assert "exitcode  : 1" in done.stderr
 
 
