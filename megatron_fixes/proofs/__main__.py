@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs proofs over releases and variants: ``python -m megatron_fixes.proofs --release 0.16.1 MF0001 …``.
 
-Fetches each release once, makes the variant in a folder of its own, and starts one ``parent`` process over it.
+Fetches each release once, makes the variant in a folder of its own, and has one ``parent`` forked over it
+(``fork_server``).
 Prints one JSON object a line as things happen (``fetch``, ``fetched``, ``start``, ``result``, ``error``); the
 command line renders them. Every result names the outcome that the matrix leads one to expect.
 
@@ -17,7 +18,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -32,6 +32,8 @@ from megatron_fixes.errors import MegatronFixesError, UsageError
 from megatron_fixes.patching.plan import make_plan
 from megatron_fixes.patching.target import find_target
 from megatron_fixes.patching.transaction import commit
+from megatron_fixes.proofs.fork_server import Parent
+from megatron_fixes.proofs.parent import BRIEFLY
 from megatron_fixes.proofs.releases import cached, fetch, require_release
 from megatron_fixes.proofs.rendezvous import require_loopback
 
@@ -78,35 +80,32 @@ def run_parent(
         overlay: Fixes, or ``all``, that the overlay puts in; it is off if empty, whatever this process's environment.
         briefly: Stop each proof at its first case that is not clean.
     """
-    # Started in an empty folder, since -m puts the working directory on the path: a megatron/ lying there must not be
-    # what is proved (the parent checks that too).
-    command = [sys.executable, "-W", "ignore", "-m", "megatron_fixes.proofs.parent", str(tree), backend, *fix_ids]
-    command += ["--briefly"] if briefly else []
+    arguments = [str(tree), backend, *fix_ids, *([BRIEFLY] if briefly else [])]
     environment = with_this_package(os.environ)
     environment.update({config.FIXES: ",".join(overlay) or "none", config.STRICT: "0"})
     left = list(fix_ids)
     with tempfile.TemporaryFile("w+") as log, tempfile.TemporaryDirectory(prefix="megatron-fixes-") as scratch:
         # What the parent leaves if it is killed lies in there too.
         environment["TMPDIR"] = scratch
-        parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, cwd=scratch)
-        assert parent.stdout is not None
+        parent = Parent(arguments, environment, scratch, log)
         watchdog = threading.Timer(PARENT_TIMEOUT_S, parent.kill)
         watchdog.start()
+        done = False
         try:
             for line in parent.stdout:
                 result = json.loads(line)
                 left.remove(result["id"])
                 yield result
-            parent.wait()
+            done = True
         finally:
             watchdog.cancel()
-            if parent.poll() is None:
+            if not done:
                 parent.kill()  # the kernel ends its ranks with it
-                parent.wait()
+            code = parent.wait()
         log.seek(0)
         last = (log.read().strip().splitlines() or ["no message"])[-1]
     for fix_id in left:
-        reason = f"the proof's process ended with exit code {parent.returncode}: {last}"
+        reason = f"the proof's process ended with exit code {code}: {last}"
         yield {"id": fix_id, "outcome": "not-runnable", "evidence": {"reason": reason}}
 
 

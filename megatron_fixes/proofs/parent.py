@@ -13,6 +13,7 @@ the proof was not carried out. It is never taken for a clean run.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -64,8 +65,14 @@ def load(fix_id: str, tree: Path) -> Proof:
     Raises:
         ImportError: Something the release needs is missing, or megatron came from elsewhere.
     """
-    module = importlib.import_module(f"megatron_fixes.proofs.{fix_id.lower()}")
-    origin = importlib.import_module("megatron.core").__file__
+    # Collections would go over all that is imported, here and in each rank, and have each rank copy it by touching it.
+    gc.disable()
+    try:
+        module = importlib.import_module(f"megatron_fixes.proofs.{fix_id.lower()}")
+        origin = importlib.import_module("megatron.core").__file__
+    finally:
+        gc.freeze()
+        gc.enable()
     if origin is None or tree.resolve() not in Path(origin).resolve().parents:
         raise ImportError(f"megatron.core came from {origin}, expected it under {tree}")
     proof: Proof = module.PROOF
