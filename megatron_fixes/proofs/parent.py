@@ -79,6 +79,13 @@ def load(fix_id: str, tree: Path) -> Proof:
     return proof
 
 
+def _loaded(fix_id: str, tree: Path) -> Proof | ImportError:
+    try:
+        return load(fix_id, tree)
+    except ImportError as error:
+        return error
+
+
 def run_rank(case: Case, rank: int, folder: Path) -> None:
     """Run one rank of a case in this process and write its evidence into ``folder``."""
     import torch
@@ -212,13 +219,15 @@ def main(arguments: list[str]) -> int:
     assert backend in ("gloo", "nccl")
     prepare(Path(tree), backend)  # type: ignore[arg-type]
     controls: dict[Case, dict[str, Any]] = {}
+    # All of them before the first fork: what Megatron imports only when it is needed is then there for every rank.
+    loaded = {fix_id: _loaded(fix_id, Path(tree)) for fix_id in dict.fromkeys(fix_ids)}
     for fix_id in fix_ids:
-        try:
-            proof = load(fix_id, Path(tree))
-            result = run_proof(proof, backend, Path(tree), controls, briefly=briefly)  # type: ignore[arg-type]
-        except ImportError as error:
-            reason = f"{type(error).__name__}: {error}"
+        proof = loaded[fix_id]
+        if isinstance(proof, ImportError):
+            reason = f"{type(proof).__name__}: {proof}"
             result = {"id": fix_id, "outcome": "not-runnable", "evidence": {"reason": reason}}
+        else:
+            result = run_proof(proof, backend, Path(tree), controls, briefly=briefly)  # type: ignore[arg-type]
         print(json.dumps(result), flush=True)
     return 0
 

@@ -146,7 +146,8 @@ def test_a_parent_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_parent_ends_with_whoever_no_longer_listens(tmp_path: Path) -> None:
-    path = tree(tmp_path, FOUND.replace("raise", "import time\nif 'MF0011' in sys.argv: time.sleep(600)\nraise"))
+    text = "import time\nclass Slow(ImportError):\n    def __str__(self): time.sleep(600)\n"
+    path = tree(tmp_path, text + FOUND.replace("raise", "if 'MF0011' in sys.argv: raise Slow\nraise"))
     listening = proofs.run_parent(path, "gloo", ["MF9999", "MF0011"])
     assert next(listening)["outcome"] == "not-runnable"
     listening.close()
