@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process of one release and variant: imports Megatron once, then forks the ranks of each proof.
 
-Started as ``python -m megatron_fixes.proofs.parent [--briefly] TREE BACKEND FIX_ID…``; the tree goes first on
-``sys.path``. Prints one JSON object a line: a result a proof, as it is known. Importing costs seconds and a fork costs
-milliseconds, and a case that wrecks its process group wrecks only its own ranks. An NCCL rank can't be forked once
-the import has touched CUDA; then it is a process of its own that imports for itself.
+Forked by ``fork_server``, or started by hand: ``python -m megatron_fixes.proofs.parent [--briefly] TREE BACKEND
+FIX_ID…``. The tree goes first on ``sys.path``. Prints one JSON object a line: a result a proof, as it is known.
+Importing costs seconds and a fork costs milliseconds, and a case that wrecks its process group wrecks only its own
+ranks. An NCCL rank can't be forked once the import has touched CUDA; then it is a process of its own that imports for
+itself.
 
 Bounded in time: at a case's deadline the ranks still running are killed by process id, and a rank whose parent
 was killed ends by its own alarm. A rank that dies or raises makes the case ``not-runnable``, with its message:

@@ -7,6 +7,7 @@ found in its process. Real servers, no ranks; what ranks do in such a parent is 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 
 from megatron_fixes.proofs import __main__ as proofs
+from megatron_fixes.proofs.parent import load
 
 FOUND = """
 import gc, json, os, sys, tempfile, torch
@@ -79,6 +81,15 @@ print([name for name in sys.modules if name.partition(".")[0] == "megatron"],
 """
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=120)
     assert done.stdout == "[]; []; torch.cuda; []; 1; True; False; True\n", done.stderr
+
+
+def test_collections_are_on_again_after_an_import_even_one_that_failed(tmp_path: Path) -> None:
+    try:
+        with pytest.raises(ImportError, match="mf9999"):
+            load("MF9999", tmp_path)
+        assert gc.isenabled()
+    finally:
+        gc.unfreeze()
 
 
 def test_each_parent_has_its_own_tree_environment_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
