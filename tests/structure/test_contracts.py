@@ -52,6 +52,7 @@ VIOLATIONS = {
     "collectives imports guards": Violation(LAYERS, {"collectives/stray.py": "import megatron_fixes.guards\n"}),
     "overlay imports guards late": Violation(LAYERS, {"overlay/stray.py": IN_FUNCTION.format("megatron_fixes.guards")}),
     "guards import proofs": Violation(LAYERS, {"guards/stray.py": "import megatron_fixes.proofs\n"}),
+    "release imports overlay": Violation(LAYERS, {"release/stray.py": "import megatron_fixes.overlay\n"}),
     "a room without a place": Violation(LAYERS, {"stray/__init__.py": '"""A room that no layer names."""\n'}),
     "cli imports proofs late": Violation(CLI, {"cli/__init__.py": IN_FUNCTION.format("megatron_fixes.proofs")}),
     "cli imports torch": Violation(CLI, {"cli/__init__.py": "import torch\n"}),

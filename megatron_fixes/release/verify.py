@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All checks of a release, from bytes to findings.
+
+Order: the signature over ``SHA256SUMS``, the sums of the files, then what each file says of itself and of the others:
+MANIFEST, provenance, bill of materials, and that wheel and source distribution carry the same patches as the tarball. A
+file whose sum is wrong is not looked into. A file that is not there is no fault unless the whole release is asked for.
+
+What holds after no finding: the holder of the key that *was given* has signed these sums, and every byte that was
+looked at is covered by them. Not handled: whether that release is the newest one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from megatron_fixes.errors import RefusedError
+from megatron_fixes.release import manifest, provenance, sbom
+from megatron_fixes.release.archive import unpack
+from megatron_fixes.release.layout import SIGNATURE, SUMS, Layout, version_of
+from megatron_fixes.release.signature import is_unsigned
+from megatron_fixes.release.sums import digest, read_sums
+from megatron_fixes.release.wheel import read_wheel
+
+Signed = Callable[[bytes, bytes], str]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with one file."""
+
+    file: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.message}"
+
+
+@dataclass
+class Report:
+    """Outcome of a check.
+
+    Attributes:
+        version: Of the release, once its sums were read.
+        signer: Who signed, as ssh-keygen says it; empty if nobody did or nobody asked.
+        unsigned: Whether the sidecar says UNSIGNED.
+        checked: What was found right, a sentence each.
+        findings: What was not.
+    """
+
+    version: str | None = None
+    signer: str = ""
+    unsigned: bool = False
+    checked: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    def add(self, errors: Collection[RefusedError], right: str) -> None:
+        """Take over errors; if there are none, what was found right."""
+        self.findings += [Finding(error.context, error.message) for error in errors]
+        self.checked += [] if errors else [right]
+
+
+def check(
+    files: Mapping[str, bytes],
+    signed: Signed | None,
+    *,
+    chosen: Collection[str] | None = None,
+    allow_unsigned: bool = False,
+) -> Report:
+    """Check a release, or some files of one.
+
+    Args:
+        files: Content by name of what is there; ``SHA256SUMS`` and its signature are always looked for.
+        signed: Checks a signature: the sums' bytes and the sidecar's in, who signed out, RefusedError if nobody whom we
+            know. None: no key was given.
+        chosen: Names that have to be right; None for all that the sums list, and then nothing else may be there.
+        allow_unsigned: A release that says UNSIGNED, or a missing key, is no finding; it is still said.
+    """
+    report = Report()
+    if SUMS not in files:
+        report.add([RefusedError("is missing, expected it beside the files", context=SUMS)], "")
+        return report
+    _check_signature(report, files, signed, allow_unsigned=allow_unsigned)
+    try:
+        sums = read_sums(files[SUMS])
+    except RefusedError as error:
+        report.add([error], "")
+        return report
+    report.version = version_of(tuple(sums))
+    if report.version is None:
+        names = ", ".join(sums)
+        report.add([RefusedError(f"lists {names}: not the files of one release", context=SUMS)], "")
+        return report
+    sound = _check_sums(report, files, sums, chosen)
+    _check_contents(report, {name: files[name] for name in sound}, sums, Layout(report.version))
+    return report
+
+
+def _check_signature(
+    report: Report, files: Mapping[str, bytes], signed: Signed | None, *, allow_unsigned: bool
+) -> None:
+    sidecar = files.get(SIGNATURE)
+    report.unsigned = sidecar is not None and is_unsigned(sidecar)
+    errors: list[RefusedError] = []
+    if sidecar is None:
+        errors.append(RefusedError("is missing, expected it beside SHA256SUMS", context=SIGNATURE))
+    elif report.unsigned:
+        message = "UNSIGNED: nobody has signed this release"
+        errors += [] if allow_unsigned else [RefusedError(message, context=SIGNATURE)]
+    elif signed is None:
+        message = "was not checked, since no key was given"
+        errors += [] if allow_unsigned else [RefusedError(message, context=SIGNATURE)]
+    else:
+        try:
+            report.signer = signed(files[SUMS], sidecar)
+        except RefusedError as error:
+            errors.append(error)
+    if report.signer or errors:
+        report.add(errors, f"signature: {report.signer}")
+
+
+def _check_sums(
+    report: Report, files: Mapping[str, bytes], sums: Mapping[str, str], chosen: Collection[str] | None
+) -> list[str]:
+    """Return the names of the files that are as the sums say."""
+    errors, sound = [], []
+    beside = {SUMS, SIGNATURE}
+    wanted = {*files, *sums} - beside if chosen is None else set(chosen) - beside
+    for name in sorted(wanted):
+        if name not in sums:
+            errors.append(RefusedError("is not listed in SHA256SUMS, expected no such file", context=name))
+        elif name not in files:
+            errors.append(RefusedError("is missing, expected it as SHA256SUMS lists it", context=name))
+        elif (got := digest(files[name])) != sums[name]:
+            errors.append(RefusedError(f"got sha256 {got}, expected {sums[name]} as in SHA256SUMS", context=name))
+        else:
+            sound.append(name)
+    report.add(errors, f"sums: {', '.join(sound) or 'no file was asked for'}")
+    return sound
+
+
+def _check_contents(report: Report, files: Mapping[str, bytes], sums: Mapping[str, str], layout: Layout) -> None:
+    described: manifest.Manifest | None = None
+    patches: dict[str, dict[str, bytes]] = {}
+    if (data := files.get(layout.patches)) is not None:
+        try:
+            inside, described = read_patches(data, layout)
+            patches[layout.patches] = _patches(inside, f"{layout.root}/patches/")
+            report.add(_manifest_faults(described, inside, layout), f"MANIFEST: {len(inside)} files")
+        except RefusedError as error:
+            report.add([error], "")
+    if (data := files.get(layout.provenance)) is not None:
+        try:
+            statement = provenance.decode(data, source=layout.provenance)
+            subjects = {name: sums[name] for name in layout.artefacts}
+            commit = described.commit if described else None
+            faults = provenance.faults(
+                statement, subjects, version=layout.version, commit=commit, source=layout.provenance
+            )
+            report.add(faults, f"provenance: built from commit {statement.commit}")
+        except RefusedError as error:
+            report.add([error], "")
+    if (data := files.get(layout.sbom)) is not None:
+        listed = {name: sums[name] for name in layout.artefacts if name != layout.sbom}
+        faults = sbom.faults(data, listed, version=layout.version, source=layout.sbom)
+        report.add(faults, "bill of materials: the artefacts as in the sums")
+    for name, read, prefix in (
+        (layout.sdist, unpack, f"megatron_fixes-{layout.version}/patches/"),
+        (layout.wheel, read_wheel, "megatron_fixes/_data/patches/"),
+    ):
+        if name in files:
+            try:
+                patches[name] = _patches(read(files[name], source=name), prefix)
+            except RefusedError as error:
+                report.add([error], "")
+    _compare_patches(report, patches)
+
+
+def read_patches(data: bytes, layout: Layout) -> tuple[dict[str, bytes], manifest.Manifest]:
+    """Read the tarball of patches: its files, and what its manifest says of them.
+
+    Raises:
+        RefusedError: It is no archive of our form, or has no manifest.
+    """
+    files = unpack(data, source=layout.patches)
+    name = f"{layout.root}/{manifest.FILE}"
+    if name not in files:
+        raise RefusedError(f"got no {name} in it, expected the manifest", context=layout.patches)
+    return files, manifest.decode(files[name], source=name)
+
+
+def _manifest_faults(described: manifest.Manifest, files: Mapping[str, bytes], layout: Layout) -> list[RefusedError]:
+    prefix = f"{layout.root}/"
+    found = [
+        RefusedError(f"got {name!r} outside {prefix}, expected one folder", context=layout.patches)
+        for name in files
+        if not name.startswith(prefix)
+    ]
+    if described.version != layout.version:
+        message = f"says version {described.version}, expected {layout.version} as in the file names"
+        found.append(RefusedError(message, context=f"{prefix}{manifest.FILE}"))
+    inside = {name.removeprefix(prefix): content for name, content in files.items() if name.startswith(prefix)}
+    inside.pop(manifest.FILE)
+    return found + manifest.faults(described, inside, source=layout.root)
+
+
+def _patches(files: Mapping[str, bytes], prefix: str) -> dict[str, bytes]:
+    return {name.removeprefix(prefix): content for name, content in files.items() if name.startswith(prefix)}
+
+
+def _compare_patches(report: Report, patches: Mapping[str, Mapping[str, bytes]]) -> None:
+    if not patches:
+        return
+    first, *others = patches
+    errors = [
+        RefusedError(f"carries other patches than {first}, expected the same: {', '.join(odd[:3])}", context=other)
+        for other in others
+        if (odd := [n for n in sorted({*patches[first], *patches[other]})
+                    if patches[first].get(n) != patches[other].get(n)])
+    ]  # fmt: skip
+    if not any(patches.values()):
+        errors.append(RefusedError("carries no patch, expected some", context=first))
+    report.add(errors, f"patches: {len(patches[first])} files, the same in {', '.join(patches)}")
