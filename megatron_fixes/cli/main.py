@@ -40,6 +40,7 @@ COMMANDS = {
     "explain": "Explain one fix on one screen.",
     "run": "Run a training command with the needed fixes put in at import.",
     "doctor": "Show what a job in this environment would get, and whether the overlay is in it.",
+    "verify": "Check files of a release of megatron-fixes: signature, sums, manifest, provenance.",
 }
 
 

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``megatron-fixes verify``: whether files of a release are those that the holder of a key has signed. Reads only.
+
+The key comes from whoever verifies and never from the release. Without one, or for a release that says UNSIGNED, the
+answer is 1 unless ``--allow-unsigned`` asks for the rest of the checks, and then UNSIGNED is said again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from megatron_fixes.cli import output
+from megatron_fixes.cli.options import json_option
+from megatron_fixes.patching.shell import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from megatron_fixes.release.verify import Report
+
+_LABEL = 10
+
+
+def _to_json(report: Report, names: Sequence[str]) -> dict[str, Any]:
+    return {
+        "version": report.version,
+        "signer": report.signer or None,
+        "unsigned": report.unsigned,
+        "files": list(names),
+        "checked": report.checked,
+        "findings": [{"file": finding.file, "message": finding.message} for finding in report.findings],
+        "good": not report.findings,
+    }
+
+
+def _verdict(report: Report) -> str:
+    if report.findings:
+        return "do not use these files"
+    if report.signer:
+        return f"good: megatron-fixes {report.version}, signed"
+    why = "UNSIGNED: nobody has signed this release" if report.unsigned else "the signature was not checked"
+    return f"sums are right for megatron-fixes {report.version}, but {why}"
+
+
+def _print(report: Report) -> None:
+    for sentence in report.checked:
+        what, _, rest = sentence.partition(": ")
+        output.labelled("right", f"{what}: {rest}", _LABEL, wrap=False)
+    for finding in report.findings:
+        output.labelled("WRONG", f"{shown(finding.file)}: {finding.message}", _LABEL, wrap=False)
+    output.say(_verdict(report), "bold red" if report.findings else "bold" if report.signer else "bold yellow")
+
+
+@click.command("verify")
+@click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--key", type=click.Path(path_type=Path), help="The signer's public key, or an allowed_signers file.")
+@click.option("--allow-unsigned", is_flag=True, help="Check all but the signature where there is none, or no key.")
+@json_option
+def verify_command(paths: tuple[Path, ...], key: Path | None, allow_unsigned: bool, as_json: bool) -> int:
+    """Check files of a release: signature, sums, manifest, provenance.
+
+    FILE is a folder with a whole release, or files beside their SHA256SUMS and SHA256SUMS.sig.
+    """
+    from megatron_fixes.errors import UsageError
+    from megatron_fixes.release.folder import read_release
+    from megatron_fixes.release.signature import verify
+    from megatron_fixes.release.verify import check
+
+    if key is None and not allow_unsigned:
+        raise UsageError(
+            "got no key, expected the one that releases are signed with",
+            hint="Name it: --key FILE.pub; or check all but the signature: --allow-unsigned.",
+        )
+    files, chosen = read_release(paths)
+    signed = None if key is None else lambda sums, sidecar: verify(sums, sidecar, key)
+    report = check(files, signed, chosen=chosen, allow_unsigned=allow_unsigned)
+    if as_json:
+        output.print_json(_to_json(report, sorted(files)))
+    else:
+        _print(report)
+    return 1 if report.findings else 0
