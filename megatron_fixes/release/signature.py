@@ -49,6 +49,20 @@ def sign(sums: bytes, key: Path) -> bytes:
     return done.stdout
 
 
+def public_half(key: Path) -> bytes:
+    """Return the public key that belongs to what ``sign`` was given.
+
+    Raises:
+        UsageError: ssh-keygen can't tell.
+    """
+    if key.suffix == ".pub":
+        return key.read_bytes()
+    done = _ssh_keygen(["-y", "-f", str(key)], b"")
+    if done.returncode:
+        raise UsageError(f"ssh-keygen can't read it: {_said(done)}", context=str(key))
+    return done.stdout
+
+
 def verify(sums: bytes, signature: bytes, key: Path) -> str:
     """Check that a key that we were given has signed these sums.
 

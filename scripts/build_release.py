@@ -1,0 +1,303 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Builds a release from a commit, signs it if it is given a key, and verifies it before it is called done.
+
+What is built is the commit and not the work tree, which has to be clean all the same: files that git ignores never
+travel. The bytes depend on the commit, the version and the packages in ``ci/release_constraints.txt`` alone: not on
+user, path, umask, time zone, locale or date. ``SOURCE_DATE_EPOCH`` is the time of the commit, before and after it is
+tagged. Without a key the sidecar says UNSIGNED, and all other files are the same.
+
+Not handled: whether lint, proofs and matrix are green for the commit; a caller asks that of ``Source`` first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from standalone import BUNDLED, files_of_patches
+
+from megatron_fixes.errors import MegatronFixesError, RefusedError
+from megatron_fixes.release import archive, layout, provenance, sbom, signature, sums, verify, wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+ROOT = Path(__file__).resolve().parents[1]
+CONSTRAINTS = "ci/release_constraints.txt"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a release is built from: a commit that carries the version.
+
+    Attributes:
+        root: The git checkout.
+        version: Such as ``0.1.0``.
+        commit: 40 hexadecimal digits.
+        epoch: The commit's time.
+        tree: Hash of the commit's tree, by which evidence can be found.
+        tagged: Whether the tag of the version stands on this commit.
+    """
+
+    root: Path
+    version: str
+    commit: str
+    epoch: int
+    tree: str
+    tagged: bool
+
+
+def find_source(root: Path, version: str) -> Source:
+    """Find what the checkout at ``root`` would release as ``version``.
+
+    Raises:
+        UsageError: ``version`` is none.
+        RefusedError: The work tree is not clean, the package has another version, or the tag stands elsewhere.
+    """
+    version = layout.parse_version(version)
+    if changed := _git(root, "status", "--porcelain"):
+        raise RefusedError(
+            f"got a work tree with changes ({changed.splitlines()[0].strip()}), expected a clean one",
+            context=str(root),
+            hint="Commit them, or build in a clone of its own.",
+        )
+    commit, epoch, tree = _git(root, "log", "-1", "--format=%H %ct %T").split()
+    tag = f"v{version}"
+    at = _git(root, "rev-parse", "--verify", "--quiet", f"refs/tags/{tag}^{{commit}}", may_fail=True)
+    if at and at != commit:
+        raise RefusedError(
+            f"got the tag {tag} at {at}, expected it at what is checked out, {commit}",
+            context=str(root),
+            hint=f"Check the tag out: git checkout {tag}",
+        )
+    lines = _git(root, "show", f"{commit}:megatron_fixes/__init__.py").splitlines()
+    if f'__version__ = "{version}"' not in lines:
+        said = next((line for line in lines if line.startswith("__version__")), "no __version__")
+        raise RefusedError(f"got {said}, expected {version}", context="megatron_fixes/__init__.py")
+    return Source(root, version, commit, int(epoch), tree, bool(at))
+
+
+def build(source: Source, out: Path, key: Path | None = None) -> list[Path]:
+    """Build, sign and verify the files of a release, and only then put them into ``out``.
+
+    Args:
+        source: From ``find_source``.
+        out: Made if it is not there; what it holds of this version is replaced, and it may hold nothing else.
+        key: What ``ssh-keygen -Y sign`` signs with; None for a release that says UNSIGNED.
+
+    Returns:
+        The files, in order of name.
+
+    Raises:
+        MegatronFixesError: Anything failed. Nothing in ``out`` was changed.
+    """
+    names = layout.Layout(source.version)
+    odd = sorted({path.name for path in out.iterdir()} - set(names.files)) if out.is_dir() else []
+    if odd:
+        raise RefusedError(f"got {odd[0]} in it, expected no files but those of {source.version}", context=str(out))
+    pinned = pinned_packages(source.root)
+    with tempfile.TemporaryDirectory(prefix="megatron-fixes-release-") as folder:
+        work = Path(folder)
+        tree = export(source, work / "tree")
+        files = {names.patches: patches_tarball(source, tree)}
+        files[names.sdist] = archive_again(build_with_backend("sdist", tree, work, source.epoch), source.epoch)
+        tree = export(source, work / "tree-for-wheel")
+        files[names.wheel] = wheel.zip_again(
+            build_with_backend("wheel", tree, work, source.epoch), mtime=source.epoch
+        )
+        project = project_of(tree)
+    digests = {name: sums.digest(content) for name, content in files.items()}
+    bundled = [sbom.Bundled(name, pinned[name], licence, names.patches) for name, licence in BUNDLED.items()]
+    files[names.sbom] = sbom.make(project, source.version, source.epoch, digests, bundled)
+    digests[names.sbom] = sums.digest(files[names.sbom])
+    statement = provenance.make(
+        digests, version=source.version, commit=source.commit, epoch=source.epoch, packages=pinned
+    )
+    files[names.provenance] = provenance.encode(statement)
+    files[layout.SUMS] = sums.write_sums({name: sums.digest(content) for name, content in files.items()})
+    files[layout.SIGNATURE] = signature.sign(files[layout.SUMS], key) if key else signature.UNSIGNED
+    require_good(files, key)
+    return _put(files, out)
+
+
+def require_good(files: Mapping[str, bytes], key: Path | None) -> None:
+    """Verify a whole release as a stranger would, with the key that has signed it.
+
+    Raises:
+        RefusedError: A finding.
+    """
+
+    def signed(text: bytes, sidecar: bytes) -> str:
+        assert key is not None
+        with tempfile.TemporaryDirectory(prefix="megatron-fixes-") as folder:
+            public = Path(folder, "key.pub")
+            public.write_bytes(signature.public_half(key))
+            return signature.verify(text, sidecar, public)
+
+    report = verify.check(files, signed if key else None, allow_unsigned=key is None)
+    if report.findings:
+        raise RefusedError(
+            "got a release that does not verify: " + "; ".join(map(str, report.findings)),
+            hint="Report this: it is a fault of the build.",
+        )
+
+
+def pinned_packages(root: Path) -> dict[str, str]:
+    """The packages that determine bytes, by name, each installed here at its one version.
+
+    Raises:
+        RefusedError: One has another version here.
+    """
+    lines = (root / CONSTRAINTS).read_text(encoding="utf-8").splitlines()
+    pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    for name, version in pinned.items():
+        try:
+            here = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            here = "none"
+        if here != version:
+            raise RefusedError(
+                f"got {name} {here}, expected {version}: another version makes other bytes",
+                context=CONSTRAINTS,
+                hint=f"Install it: {sys.executable} -m pip install -r {CONSTRAINTS}",
+            )
+    return pinned
+
+
+def export(source: Source, to: Path) -> Path:
+    """Write the commit's files to a folder, with modes of its own and the commit's time."""
+    data = _git_bytes(source.root, "-c", "core.autocrlf=false", "archive", "--format=tar", source.commit)
+    with tarfile.open(fileobj=io.BytesIO(data)) as files:
+        for entry in files:
+            path = to / entry.name
+            if not entry.isfile():
+                continue
+            stream = files.extractfile(entry)
+            assert stream is not None
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(stream.read())
+            path.chmod(0o755 if entry.mode & 0o100 else 0o644)
+            os.utime(path, (source.epoch, source.epoch))
+    return to
+
+
+def patches_tarball(source: Source, tree: Path) -> bytes:
+    """The tarball of patches, made of an exported tree."""
+    root = layout.Layout(source.version).root
+    files = files_of_patches(tree, version=source.version, commit=source.commit, epoch=source.epoch)
+    return archive.pack(
+        {f"{root}/{name}": content for name, content in files.items()},
+        mtime=source.epoch,
+        executable=[f"{root}/apply.py"],
+    )
+
+
+def build_with_backend(kind: str, tree: Path, work: Path, epoch: int) -> bytes:
+    """Run setuptools in ``tree`` and return the bytes of what it makes; ``kind`` is ``sdist`` or ``wheel``.
+
+    Raises:
+        RefusedError: It failed.
+    """
+    out = work / kind
+    out.mkdir()
+    code = f"import sys; from setuptools import build_meta as b; b.build_{kind}(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(out)],
+        cwd=tree,
+        env={
+            **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
+            "SOURCE_DATE_EPOCH": str(epoch),
+            "PYTHONHASHSEED": "0",
+            "LC_ALL": "C.UTF-8",
+            "TZ": "UTC",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        umask=0o022,
+    )
+    if done.returncode:
+        raise RefusedError(f"got a {kind} that does not build: {done.stderr.strip()[-2000:]}", context=str(tree))
+    (made,) = out.iterdir()
+    return made.read_bytes()
+
+
+def archive_again(data: bytes, epoch: int) -> bytes:
+    """A source distribution in our form: the same files under the same names, and nothing else of it."""
+    files = {}
+    with tarfile.open(fileobj=io.BytesIO(data)) as made:
+        for entry in made:
+            if (stream := made.extractfile(entry)) is not None:
+                files[entry.name] = stream.read()
+    return archive.pack(files, mtime=epoch)
+
+
+def project_of(tree: Path) -> sbom.Project:
+    """What pyproject.toml says of the project."""
+    import tomllib  # since Python 3.11; the arguments are read on 3.10 too
+
+    said = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    users = {name: texts for name, texts in said["optional-dependencies"].items() if name not in ("test", "lint")}
+    return sbom.Project(said["name"], said["description"], said["license"], tuple(said["dependencies"]), users)
+
+
+def _put(files: Mapping[str, bytes], out: Path) -> list[Path]:
+    """Write files into a folder beside ``out`` first, so that no part of a release is ever taken for one."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    staged = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        for name, content in files.items():
+            (staged / name).write_bytes(content)
+            (staged / name).chmod(0o644)
+        out.mkdir(exist_ok=True)
+        for name in sorted(files):
+            os.replace(staged / name, out / name)
+    finally:
+        shutil.rmtree(staged)
+    return [out / name for name in sorted(files)]
+
+
+def _git(root: Path, *arguments: str, may_fail: bool = False) -> str:
+    return _git_bytes(root, *arguments, may_fail=may_fail).decode("utf-8").strip()
+
+
+def _git_bytes(root: Path, *arguments: str, may_fail: bool = False) -> bytes:
+    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, check=False)
+    if done.returncode and not may_fail:
+        raise RefusedError(f"git {arguments[0]}: {done.stderr.decode('utf-8', 'replace').strip()}", context=str(root))
+    return done.stdout
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the arguments, build, and say what was made."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("version", metavar="VERSION", help="such as v0.1.0")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for the files (default: dist)")
+    parser.add_argument("--key", type=Path, help="private key for ssh-keygen -Y sign; without it: UNSIGNED")
+    given = parser.parse_args(arguments)
+    try:
+        source = find_source(ROOT, given.version)
+        made = build(source, given.out, given.key)
+    except MegatronFixesError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(f"megatron-fixes {source.version}, commit {source.commit}, SOURCE_DATE_EPOCH={source.epoch}")
+    for path in made:
+        print(f"  {path.stat().st_size:>9}  {path.name}")
+    print(f"verified; {'signed' if given.key else 'UNSIGNED'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
