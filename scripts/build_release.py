@@ -113,9 +113,7 @@ def build(source: Source, out: Path, key: Path | None = None) -> list[Path]:
         files = {names.patches: patches_tarball(source, tree)}
         files[names.sdist] = archive_again(build_with_backend("sdist", tree, work, source.epoch), source.epoch)
         tree = export(source, work / "tree-for-wheel")
-        files[names.wheel] = wheel.zip_again(
-            build_with_backend("wheel", tree, work, source.epoch), mtime=source.epoch
-        )
+        files[names.wheel] = wheel.zip_again(build_with_backend("wheel", tree, work, source.epoch), mtime=source.epoch)
         project = project_of(tree)
     digests = {name: sums.digest(content) for name, content in files.items()}
     bundled = [sbom.Bundled(name, pinned[name], licence, names.patches) for name, licence in BUNDLED.items()]

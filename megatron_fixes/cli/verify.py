@@ -64,16 +64,10 @@ def verify_command(paths: tuple[Path, ...], key: Path | None, allow_unsigned: bo
 
     FILE is a folder with a whole release, or files beside their SHA256SUMS and SHA256SUMS.sig.
     """
-    from megatron_fixes.errors import UsageError
     from megatron_fixes.release.folder import read_release
     from megatron_fixes.release.signature import verify
     from megatron_fixes.release.verify import check
 
-    if key is None and not allow_unsigned:
-        raise UsageError(
-            "got no key, expected the one that releases are signed with",
-            hint="Name it: --key FILE.pub; or check all but the signature: --allow-unsigned.",
-        )
     files, chosen = read_release(paths)
     signed = None if key is None else lambda sums, sidecar: verify(sums, sidecar, key)
     report = check(files, signed, chosen=chosen, allow_unsigned=allow_unsigned)

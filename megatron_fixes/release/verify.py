@@ -108,7 +108,7 @@ def _check_signature(
         message = "UNSIGNED: nobody has signed this release"
         errors += [] if allow_unsigned else [RefusedError(message, context=SIGNATURE)]
     elif signed is None:
-        message = "was not checked, since no key was given"
+        message = "was not checked, since no key was given: name the signer's with --key"
         errors += [] if allow_unsigned else [RefusedError(message, context=SIGNATURE)]
     else:
         try:
