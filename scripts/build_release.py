@@ -66,7 +66,7 @@ def find_source(root: Path, version: str) -> Source:
         RefusedError: The work tree is not clean, the package has another version, or the tag stands elsewhere.
     """
     version = layout.parse_version(version)
-    if changed := _git(root, "status", "--porcelain"):
+    if changed := _git(root, "status", "--porcelain", "--untracked-files=normal"):
         raise RefusedError(
             f"got a work tree with changes ({changed.splitlines()[0].strip()}), expected a clean one",
             context=str(root),
@@ -174,19 +174,27 @@ def pinned_packages(root: Path) -> dict[str, str]:
 
 
 def export(source: Source, to: Path) -> Path:
-    """Write the commit's files to a folder, with modes of its own and the commit's time."""
-    data = _git_bytes(source.root, "-c", "core.autocrlf=false", "archive", "--format=tar", source.commit)
-    with tarfile.open(fileobj=io.BytesIO(data)) as files:
-        for entry in files:
-            path = to / entry.name
-            if not entry.isfile():
-                continue
-            stream = files.extractfile(entry)
-            assert stream is not None
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(stream.read())
-            path.chmod(0o755 if entry.mode & 0o100 else 0o644)
-            os.utime(path, (source.epoch, source.epoch))
+    """Write the commit's files to a folder: as they are stored, whatever attributes and settings git has here.
+
+    Raises:
+        RefusedError: The commit holds a link or a submodule.
+    """
+    listed = _git_bytes(source.root, "ls-tree", "-r", "-z", source.commit).decode("utf-8").split("\0")[:-1]
+    entries = [(*line.partition("\t")[0].split(), line.partition("\t")[2]) for line in listed]
+    if odd := [path for mode, _, _, path in entries if mode not in ("100644", "100755")]:
+        raise RefusedError("got a link or a submodule, expected files only", context=odd[0])
+    stored = _git_bytes(source.root, "cat-file", "--batch", given="".join(f"{e[2]}\n" for e in entries).encode())
+    at = 0
+    for mode, _, _, path in entries:
+        end = stored.index(b"\n", at)
+        _, _, size = stored[at:end].decode("ascii").split()
+        content = stored[end + 1 : end + 1 + int(size)]
+        at = end + 1 + int(size) + 1
+        file = to / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+        file.chmod(int(mode[-3:], 8))
+        os.utime(file, (source.epoch, source.epoch))
     return to
 
 
@@ -270,8 +278,9 @@ def _git(root: Path, *arguments: str, may_fail: bool = False) -> str:
     return _git_bytes(root, *arguments, may_fail=may_fail).decode("utf-8").strip()
 
 
-def _git_bytes(root: Path, *arguments: str, may_fail: bool = False) -> bytes:
-    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, check=False)
+def _git_bytes(root: Path, *arguments: str, may_fail: bool = False, given: bytes = b"") -> bytes:
+    command = ["git", "-C", str(root), "--no-replace-objects", *arguments]
+    done = subprocess.run(command, input=given, capture_output=True, check=False)
     if done.returncode and not may_fail:
         raise RefusedError(f"git {arguments[0]}: {done.stderr.decode('utf-8', 'replace').strip()}", context=str(root))
     return done.stdout

@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Builds a release again and names the first byte that differs: from published files, or from a second build of its own.
+
+Each build is a process in a clone of its own, of the tag if there is one, else of what is checked out. With ``--against``
+the files of that folder are what is expected. Without, there are two builds that have nothing in common but the commit:
+path, umask, time zone, locale, user, home, hash seed, and git's own settings that could change what is checked out.
+The signature is not compared: it needs the key.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from megatron_fixes.errors import MegatronFixesError, RefusedError
+from megatron_fixes.release.compare import differences
+from megatron_fixes.release.folder import read_release
+from megatron_fixes.release.layout import SIGNATURE, parse_version
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = Path(__file__).resolve().parents[1]
+_GIT_SETTINGS = "[core]\n\tautocrlf = true\n[tar]\n\tumask = 0077\n[status]\n\tshowUntrackedFiles = no\n"
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Under what a build runs."""
+
+    place: str
+    umask: int
+    variables: tuple[tuple[str, str], ...]
+    git_settings: str = ""
+
+
+PLAIN = Conditions("a", 0o022, (("TZ", "UTC"), ("LC_ALL", "C.UTF-8"), ("USER", "a"), ("PYTHONHASHSEED", "1")))
+OTHER = Conditions(
+    "another folder/with a longer path",
+    0o077,
+    (
+        ("TZ", "Pacific/Kiritimati"),
+        ("LC_ALL", "tr_TR.UTF-8"),
+        ("USER", "somebody"),
+        ("LOGNAME", "somebody"),
+        ("PYTHONHASHSEED", "2"),
+        ("SOURCE_DATE_EPOCH", "1"),
+    ),
+    _GIT_SETTINGS,
+)
+
+
+def build_under(root: Path, version: str, work: Path, conditions: Conditions) -> Path:
+    """Clone ``root`` below ``work``, build there, and return the folder with the files.
+
+    Raises:
+        RefusedError: Cloning or building failed.
+    """
+    place = work / conditions.place
+    home = place / "home"
+    home.mkdir(parents=True)
+    (home / ".gitconfig").write_text(conditions.git_settings, encoding="utf-8")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "GIT_", "PYTHON"))}
+    clone, out = place / "clone", place / "out"
+    environment = {**kept, "HOME": str(home), "XDG_CONFIG_HOME": str(home), **dict(conditions.variables)}
+    _run(["git", "clone", "--quiet", "--no-hardlinks", str(root), str(clone)], environment, conditions)
+    tag = f"v{version}"
+    if _run(["git", "-C", str(clone), "tag", "--list", tag], environment, conditions):
+        _run(["git", "-C", str(clone), "checkout", "--quiet", "--detach", f"refs/tags/{tag}"], environment, conditions)
+    command = [sys.executable, str(clone / "scripts" / "build_release.py"), tag, "--out", str(out)]
+    _run(command, {**environment, "PYTHONPATH": str(clone), "PYTHONDONTWRITEBYTECODE": "1"}, conditions)
+    return out
+
+
+def reproduce(root: Path, version: str, against: Path | None) -> list[str]:
+    """Build again; return a sentence for each file that differs.
+
+    Raises:
+        MegatronFixesError: A build failed, or the folder to compare with can't be read.
+    """
+    with tempfile.TemporaryDirectory(prefix="megatron-fixes-reproduce-") as folder:
+        work = Path(folder)
+        got, _ = read_release([build_under(root, version, work, OTHER)])
+        expected, _ = read_release([against or build_under(root, version, work, PLAIN)])
+    got.pop(SIGNATURE)
+    expected.pop(SIGNATURE, None)
+    return differences(got, expected)
+
+
+def _run(command: Sequence[str], environment: dict[str, str], conditions: Conditions) -> str:
+    done = subprocess.run(
+        command, env=environment, umask=conditions.umask, capture_output=True, text=True, errors="replace", check=False
+    )
+    if done.returncode:
+        raise RefusedError(f"{' '.join(command[:3])} ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
+    return done.stdout.strip()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the arguments, build, and say what differs."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("version", metavar="VERSION", help="such as v0.1.0")
+    parser.add_argument("--against", type=Path, help="folder with published files; without: a second build")
+    given = parser.parse_args(arguments)
+    try:
+        version = parse_version(given.version)
+        found = reproduce(ROOT, version, given.against)
+    except MegatronFixesError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    for sentence in found:
+        print(sentence)
+    print(f"{'DIFFERENT' if found else 'the same bytes'}: megatron-fixes {version}, {given.against or 'two builds'}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
