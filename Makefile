@@ -107,7 +107,7 @@ $(TORCH_STAMP): $(VENV)/.python
 	@$(if $(TORCH),$(PIP) "$(TORCH)" numpy,true)
 	@touch $@
 
-$(VENV)/.ready: pyproject.toml setup.py megatron_fixes/__init__.py $(TORCH_STAMP)
+$(VENV)/.ready: pyproject.toml setup.py ci/release_constraints.txt megatron_fixes/__init__.py $(TORCH_STAMP)
 	@echo "== $(VENV): megatron-fixes and its tools"
-	@$(PIP) --editable ".[test,lint$(if $(TORCH),$(,)prove)]"
+	@$(PIP) --constraint ci/release_constraints.txt --editable ".[test,lint$(if $(TORCH),$(,)prove)]"
 	@touch $@

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Builds a release again and names the first byte that differs: from published files, or from a second build of its own.
+"""Builds a release again and names the first byte that differs: from published files, or from a build of its own.
 
-Each build is a process in a clone of its own, of the tag if there is one, else of what is checked out. With ``--against``
-the files of that folder are what is expected. Without, there are two builds that have nothing in common but the commit:
+Each build is a process in a clone of its own, of the tag if there is one, else of HEAD. With ``--against`` the files of
+that folder are what is expected. Without it there are two builds that have nothing in common but the commit:
 path, umask, time zone, locale, user, home, hash seed, and git's own settings that could change what is checked out.
 The signature is not compared: it needs the key.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where two builds of one release differ: the first byte of each file, and whose byte that is inside an archive. Pure."""
+"""Where two builds of one release differ: the first byte of each file, and whose it is inside an archive. Pure."""
 
 from __future__ import annotations
 
