@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A release built from this work tree, signed with a key of this run, and the scripts that build one.
+
+The work tree is copied and committed, so that what is tested is what lies here. Keys are made anew each time.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import megatron_fixes
+from megatron_fixes.release import layout, sums
+from megatron_fixes.release.verify import Report, check
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_SOURCE = shutil.ignore_patterns(
+    ".git", ".venv", ".nox", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info", "_data"
+)
+LAYOUT = layout.Layout(megatron_fixes.__version__)
+
+
+def make_key(folder: Path, name: str = "key") -> Path:
+    """Make a key pair; the public half lies beside it."""
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("needs ssh-keygen")
+    key = folder / name
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(key)], check=True)
+    return key
+
+
+def commit_all(tree: Path) -> None:
+    """Make a repository of a tree, with one commit that is the same every time."""
+    values = (("NAME", "t"), ("EMAIL", "t@example.invalid"), ("DATE", "1767225600 +0000"))
+    variables = {f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in values}
+    for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "All"]):
+        subprocess.run(["git", "-C", str(tree), *arguments], check=True, env={**os.environ, **variables})
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This work tree as a repository of its own."""
+    tree = tmp_path_factory.mktemp("repository") / "tree"
+    shutil.copytree(ROOT, tree, ignore=NOT_SOURCE)
+    commit_all(tree)
+    return tree
+
+
+@pytest.fixture(scope="session")
+def scripts() -> Iterator[Callable[[str], ModuleType]]:
+    """Import a script by name."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    yield __import__
+    sys.path.remove(str(ROOT / "scripts"))
+
+
+@dataclass(frozen=True)
+class Released:
+    """A release.
+
+    Attributes:
+        folder: Where it is, to be read only.
+        key: The private key; the public one ends with ``.pub``.
+        files: Content by name.
+    """
+
+    folder: Path
+    key: Path
+    files: dict[str, bytes]
+
+    @property
+    def public(self) -> Path:
+        return self.key.with_suffix(".pub")
+
+
+@pytest.fixture(scope="session")
+def released(
+    repository: Path, scripts: Callable[[str], ModuleType], tmp_path_factory: pytest.TempPathFactory
+) -> Released:
+    """A signed release."""
+    pytest.importorskip("tomllib", reason="releases are built on Python 3.11 or later")
+    builder = scripts("build_release")
+    key = make_key(tmp_path_factory.mktemp("key"))
+    folder = tmp_path_factory.mktemp("release") / "dist"
+    builder.build(builder.find_source(repository, f"v{LAYOUT.version}"), folder, key)
+    return Released(folder, key, {path.name: path.read_bytes() for path in folder.iterdir()})
+
+
+def sealed(files: dict[str, bytes]) -> dict[str, bytes]:
+    """The files with sums that are true of them: what only a holder of the key could publish."""
+    listed = {name: sums.digest(files[name]) for name in LAYOUT.summed if name in files}
+    return {**files, layout.SUMS: sums.write_sums(listed)}
+
+
+def check_as_signed(files: dict[str, bytes], **options: object) -> Report:
+    """Check, and take any signature for good: for what comes after it."""
+    return check(files, lambda text, sidecar: "good", **options)  # type: ignore[arg-type]

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is built: the same bytes under other conditions, from clean commits of the version only, read by other tools."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from megatron_fixes.errors import RefusedError, UsageError
+from megatron_fixes.release import archive, layout, manifest, signature, sums, wheel
+
+from .conftest import LAYOUT, ROOT, Released, make_key
+
+Scripts = Callable[[str], ModuleType]
+
+
+def git(repository: Path, *arguments: str) -> None:
+    names = ("user.name=t", "user.email=t@example.invalid")
+    subprocess.run(["git", "-C", str(repository), *(w for n in names for w in ("-c", n)), *arguments], check=True)
+
+
+def test_two_builds_with_nothing_in_common_but_the_commit_are_the_same(
+    repository: Path, released: Released, scripts: Scripts
+) -> None:
+    published = released.folder.parent / "published"
+    shutil.copytree(released.folder, published)
+    assert scripts("reproduce_release").reproduce(repository, LAYOUT.version, published) == []
+
+
+def test_the_first_differing_byte_is_named(released: Released, scripts: Scripts) -> None:
+    inside = archive.unpack(released.files[LAYOUT.patches], source="x")
+    name = f"{LAYOUT.root}/NOTICE"
+    other = archive.pack({**inside, name: b"?" + inside[name][1:]}, mtime=0, executable=[f"{LAYOUT.root}/apply.py"])
+    compare = scripts("reproduce_release").differences
+    (said,) = compare({"x.tar.gz": other, "y": b"ab"}, {"x.tar.gz": released.files[LAYOUT.patches], "y": b"ab"})
+    assert said.startswith("x.tar.gz: byte ")
+    assert f"inside: {name}: byte 0: got 0x3f, expected 0x{inside[name][0]:02x}" in said
+    assert compare({"y": b"abc", "z": b""}, {"y": b"ab", "x": b""}) == [
+        "x: is missing", "y: byte 2: got 0x63, expected the end", "z: is not expected"
+    ]  # fmt: skip
+
+
+def test_without_a_key_all_files_but_the_signature_are_the_same(
+    repository: Path, released: Released, scripts: Scripts, tmp_path: Path
+) -> None:
+    builder = scripts("build_release")
+    made = builder.build(builder.find_source(repository, LAYOUT.version), tmp_path / "dist")
+    files = {path.name: path.read_bytes() for path in made}
+    assert files.pop(layout.SIGNATURE) == signature.UNSIGNED
+    assert files == {name: content for name, content in released.files.items() if name != layout.SIGNATURE}
+
+
+def test_files_are_those_of_the_layout_and_plain_tools_accept_them(released: Released) -> None:
+    assert set(released.files) == set(LAYOUT.files)
+    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", layout.SUMS], cwd=released.folder, check=True)
+    signers = released.folder.parent / "signers"
+    signers.write_text(f"megatron-fixes-release {released.public.read_text()}", encoding="utf-8")
+    command = "ssh-keygen -Y verify -f ../signers -I megatron-fixes-release -n megatron-fixes-release -s SHA256SUMS.sig"
+    assert command.replace("../", "") in (ROOT / "scripts/apply_py/README.md").read_text(encoding="utf-8")
+    subprocess.run(f"{command} < SHA256SUMS", shell=True, cwd=released.folder, check=True, capture_output=True)
+
+
+def test_the_manifest_names_what_it_was_built_from(repository: Path, released: Released) -> None:
+    inside = archive.unpack(released.files[LAYOUT.patches], source="x")
+    described = manifest.decode(inside[f"{LAYOUT.root}/{manifest.FILE}"])
+    said = subprocess.run(
+        ["git", "-C", str(repository), "log", "-1", "--format=%H %ct"], capture_output=True, text=True
+    )
+    assert [described.commit, str(described.source_date_epoch)] == said.stdout.split()
+    assert described.version == LAYOUT.version
+    series = inside[f"{LAYOUT.root}/patches/core_v0.16/series"].decode()
+    assert all(fix_id in series for fix_id in described.lines["core_v0.16"].fixes)
+    matrix = json.loads(inside[f"{LAYOUT.root}/compat_matrix.json"])
+    assert set(described.lines["core_v0.16"].releases) == {
+        name for name, release in matrix["releases"].items() if release["line"] == "core_v0.16"
+    }
+
+
+def test_wheel_and_sdist_hold_what_the_backend_made(repository: Path, released: Released, tmp_path: Path) -> None:
+    files = wheel.read_wheel(released.files[LAYOUT.wheel], source="x")
+    record = files[f"megatron_fixes-{LAYOUT.version}.dist-info/RECORD"].decode().splitlines()
+    assert {line.split(",")[0] for line in record} == set(files)
+    archive.extract(released.files[LAYOUT.sdist], tmp_path, source="x")
+    code = "import sys; from setuptools import build_meta as b; b.build_wheel(sys.argv[1])"
+    out = tmp_path / "out"
+    out.mkdir()
+    tree = tmp_path / f"megatron_fixes-{LAYOUT.version}"
+    epoch = str(1_767_225_600)
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": epoch}
+    subprocess.run([sys.executable, "-c", code, str(out)], cwd=tree, env=environment, capture_output=True, check=True)
+    (made,) = out.iterdir()
+    assert made.name == LAYOUT.wheel
+    assert wheel.zip_again(made.read_bytes(), mtime=int(epoch)) == released.files[LAYOUT.wheel]
+
+
+def test_only_files_that_git_has_travel(repository: Path, released: Released) -> None:
+    tracked = subprocess.run(["git", "-C", str(repository), "ls-files"], capture_output=True, text=True).stdout.split()
+    root = f"megatron_fixes-{LAYOUT.version}/"
+    held = {name.removeprefix(root) for name in archive.unpack(released.files[LAYOUT.sdist], source="x")}
+    generated = {name for name in held if name.startswith("megatron_fixes.egg-info/")} | {"PKG-INFO", "setup.cfg"}
+    assert held - generated <= set(tracked)
+
+
+@pytest.fixture
+def clone(repository: Path, tmp_path: Path) -> Path:
+    place = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", str(repository), str(place)], check=True)
+    return place
+
+
+def test_a_tag_on_the_commit_changes_nothing_and_one_elsewhere_is_refused(clone: Path, scripts: Scripts) -> None:
+    find_source = scripts("build_release").find_source
+    before = find_source(clone, LAYOUT.version)
+    assert not before.tagged
+    git(clone, "tag", "-a", "-m", "x", f"v{LAYOUT.version}")
+    after = find_source(clone, f"v{LAYOUT.version}")
+    assert (after.tagged, after.commit, after.epoch) == (True, before.commit, before.epoch)
+    git(clone, "commit", "-q", "--allow-empty", "-m", "More")
+    with pytest.raises(RefusedError, match="got the tag"):
+        find_source(clone, LAYOUT.version)
+
+
+@pytest.mark.parametrize("file", ["README.md", "stray.txt"])
+def test_a_work_tree_with_changes_is_refused(file: str, clone: Path, scripts: Scripts) -> None:
+    (clone / file).write_text("changed\n", encoding="utf-8")
+    git(clone, "config", "status.showUntrackedFiles", "no")
+    with pytest.raises(RefusedError, match=f"with changes .*{file}"):
+        scripts("build_release").find_source(clone, LAYOUT.version)
+
+
+def test_another_version_is_refused(clone: Path, scripts: Scripts) -> None:
+    find_source = scripts("build_release").find_source
+    with pytest.raises(RefusedError, match=r"expected 9\.9\.9"):
+        find_source(clone, "v9.9.9")
+    for text in ("", "v", "1", "v1.0", "latest", "v1.0.0/../x", "v1.0.0\n"):
+        with pytest.raises(UsageError, match="got the version"):
+            find_source(clone, text)
+
+
+def test_a_link_in_the_commit_is_refused(clone: Path, scripts: Scripts, tmp_path: Path) -> None:
+    (clone / "patches" / "link").symlink_to("/etc/passwd")
+    git(clone, "add", "-A")
+    git(clone, "commit", "-q", "-m", "Link")
+    builder = scripts("build_release")
+    with pytest.raises(RefusedError, match="got a link or a submodule"):
+        builder.build(builder.find_source(clone, LAYOUT.version), tmp_path / "dist")
+    assert not (tmp_path / "dist").exists()
+
+
+def test_a_folder_with_other_files_is_refused(repository: Path, scripts: Scripts, tmp_path: Path) -> None:
+    (tmp_path / "megatron-fixes-patches-0.0.9.tar.gz").write_bytes(b"")
+    builder = scripts("build_release")
+    with pytest.raises(RefusedError, match=r"got megatron-fixes-patches-0\.0\.9"):
+        builder.build(builder.find_source(repository, LAYOUT.version), tmp_path)
+
+
+def test_another_backend_is_refused(repository: Path, scripts: Scripts, monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = scripts("build_release")
+    monkeypatch.setattr(builder.importlib.metadata, "version", lambda name: "0.0")
+    with pytest.raises(RefusedError, match=r"got setuptools 0\.0, expected"):
+        builder.pinned_packages(repository)
+
+
+def test_what_does_not_verify_is_not_put_out(
+    repository: Path, scripts: Scripts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    builder = scripts("build_release")
+    good = builder.sbom.make
+    monkeypatch.setattr(builder.sbom, "make", lambda *arguments: good(*arguments).replace(b'"file"', b'"data"'))
+    with pytest.raises(RefusedError, match=f"does not verify: {LAYOUT.sbom}"):
+        builder.build(builder.find_source(repository, LAYOUT.version), tmp_path / "dist", make_key(tmp_path))
+    assert not (tmp_path / "dist").exists()
+
+
+def test_the_bill_of_materials_keeps_the_schema(released: Released) -> None:
+    pytest.importorskip("cyclonedx", reason="needs cyclonedx-python-lib")
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    text = released.files[LAYOUT.sbom].decode()
+    validator = JsonStrictValidator(SchemaVersion.V1_6)
+    assert validator.validate_str(text) is None
+    assert validator.validate_str(text.replace('"library"', '"book"')) is not None
+    document = json.loads(text)
+    names = {component["name"] for component in document["components"]}
+    assert {"msgspec", "unidiff", "packaging", LAYOUT.wheel} <= names
+    assert {c["version"] for c in document["components"] if c["name"] == "unidiff" and "version" in c}
+
+
+def test_the_provenance_names_commit_and_packages(released: Released) -> None:
+    text = json.loads(released.files[LAYOUT.provenance])
+    assert text["_type"] == "https://in-toto.io/Statement/v1"
+    assert {s["name"]: s["digest"]["sha256"] for s in text["subject"]} == {
+        name: sums.digest(released.files[name]) for name in LAYOUT.artefacts
+    }
+    uris = [found.get("uri", "") for found in text["predicate"]["buildDefinition"]["resolvedDependencies"]]
+    assert any(uri.startswith("pkg:pypi/setuptools@") for uri in uris)
+
+
+def test_tar_and_pip_read_what_we_write(released: Released, tmp_path: Path) -> None:
+    for name in (LAYOUT.patches, LAYOUT.sdist):
+        with tarfile.open(fileobj=io.BytesIO(released.files[name])) as opened:
+            opened.extractall(tmp_path / name, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", "site"]
+    subprocess.run([*command, str(released.folder / LAYOUT.wheel)], cwd=tmp_path, check=True)
+    assert (tmp_path / "site" / "megatron_fixes" / "_data" / "compat_matrix.yaml").is_file()

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``megatron-fixes verify`` as it is typed: what it prints and ends with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from megatron_fixes.cli.main import main
+from megatron_fixes.release import layout, signature
+
+from .conftest import LAYOUT, Released
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main(["verify", *map(str, arguments)])
+    return (code, *capsys.readouterr())
+
+
+@pytest.fixture
+def folder(released: Released, tmp_path: Path) -> Path:
+    """The release, to be spoilt."""
+    return Path(shutil.copytree(released.folder, tmp_path / "dist"))
+
+
+def test_a_signed_release_is_good(released: Released, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, released.folder, "--key", released.public)
+    assert code == 0
+    assert out.splitlines()[-1] == f"good: megatron-fixes {LAYOUT.version}, signed"
+
+
+def test_one_file_is_checked_with_the_sums_beside_it(
+    folder: Path, released: Released, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in (LAYOUT.sdist, LAYOUT.wheel, LAYOUT.sbom):
+        (folder / name).unlink()
+    code, out, _ = run(capsys, folder / LAYOUT.patches, folder / LAYOUT.provenance, "--key", released.public)
+    assert (code, "WRONG" in out) == (0, False)
+    code, out, _ = run(capsys, folder, "--key", released.public)
+    assert (code, out.count("is missing")) == (1, 3)
+
+
+def test_a_changed_file_is_named_with_what_is_wrong(
+    folder: Path, released: Released, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (folder / LAYOUT.wheel).open("ab") as file:
+        file.write(b"\0")
+    code, out, _ = run(capsys, folder, "--key", released.public)
+    assert code == 1
+    (wrong,) = [line for line in out.splitlines() if line.startswith("WRONG")]
+    assert wrong.startswith(f"WRONG     {LAYOUT.wheel}: got sha256 ")
+    assert out.splitlines()[-1] == "do not use these files"
+    code, out, _ = run(capsys, folder, "--key", released.public, "--json")
+    answer = json.loads(out)
+    assert (code, answer["good"], [found["file"] for found in answer["findings"]]) == (1, False, [LAYOUT.wheel])
+
+
+@pytest.mark.parametrize("with_key", [True, False])
+def test_unsigned_is_repeated(
+    with_key: bool, folder: Path, released: Released, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / layout.SIGNATURE).write_bytes(signature.UNSIGNED)
+    key = ["--key", released.public] if with_key else []
+    code, out, _ = run(capsys, folder, *key)
+    assert (code, "UNSIGNED" in out) == (1, True)
+    code, out, _ = run(capsys, folder, *key, "--allow-unsigned")
+    assert (code, "UNSIGNED" in out.splitlines()[-1]) == (0, True)
+    code, out, _ = run(capsys, folder, *key, "--allow-unsigned", "--json")
+    assert (code, json.loads(out)["unsigned"], json.loads(out)["signer"]) == (0, True, None)
+
+
+def test_a_signed_release_without_a_key_is_not_good(released: Released, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, released.folder)
+    assert (code, "no key was given" in out) == (1, True)
+    code, out, _ = run(capsys, released.folder, "--allow-unsigned")
+    assert (code, "the signature was not checked" in out) == (0, True)
+
+
+def test_mistakes_are_the_users(folder: Path, released: Released, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "below").mkdir()
+    for arguments in (
+        [],
+        [folder / "none"],
+        [folder / LAYOUT.wheel, released.folder / LAYOUT.sdist],
+        [folder],
+        [released.folder, "--key", folder / "none"],
+        [released.folder, "--key", released.key],
+    ):
+        code, _, err = run(capsys, *arguments)
+        assert (code, "error: got" in err or "missing argument" in err) == (2, True), arguments
+
+
+def test_a_link_in_a_release_is_refused(folder: Path, released: Released, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / LAYOUT.sbom).unlink()
+    (folder / LAYOUT.sbom).symlink_to(released.folder / LAYOUT.sbom)
+    assert run(capsys, folder, "--key", released.public)[0] == 2
