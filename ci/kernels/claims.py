@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from megatron_fixes.catalog.hardware import GpuCell
+from megatron_fixes.catalog.hardware import GpuCell, each_cell
+
+if TYPE_CHECKING:
+    from megatron_fixes.catalog.matrix import Matrix
 
 ROOT = Path(__file__).resolve().parents[2]
 # What a cell of each precision covers; the first kernel of the project's own takes this one's place.
@@ -72,3 +75,43 @@ def wrong(column: Mapping[str, Any]) -> Iterable[str]:
             if not cell["as_claimed"]:
                 found = cell.get("said") or f"machine code of {cell['cubin_bytes']} bytes"
                 yield f"{architecture} {precision}: claimed {cell['claim']}, the compiler: {found}"
+
+
+def ran(records: Iterable[Mapping[str, Any]], architecture: str, cuda: str, precision: str, cell: GpuCell) -> bool:
+    """Whether a record shows that the source as it is now ran there, on two ranks, with the CPU's result."""
+    source = SOURCES[precision]
+    for record in records:
+        kernels = record.get("kernels", {"sources": {}, "cells": []})
+        if kernels["sources"].get(source) != digest(source) or record["machine"]["date"] != cell.date:
+            continue
+        wanted = {"architecture": architecture, "cuda": cuda, "precision": precision, "ranks": 2, "outcome": "same"}
+        if any(wanted.items() <= outcome.items() for outcome in kernels["cells"]):
+            return True
+    return False
+
+
+def compiled(record: Mapping[str, Any], matrix: Matrix, architecture: str, cuda: str, precision: str) -> bool:
+    """Whether a record shows that this CUDA version's compiler did with the present source what the cell says."""
+    wheels, column = matrix.cuda[cuda], record["cuda"].get(cuda)
+    if column is None or (column["nvrtc"], column["runtime"]) != (wheels.nvrtc, wheels.runtime):
+        return False
+    outcome = column["cells"].get(architecture, {}).get(precision)
+    works = matrix.gpus[architecture][cuda][precision].works
+    return (
+        outcome is not None
+        and outcome["outcome"] == ("compiled" if works else "refused")
+        and outcome["sources"] == [SOURCES[precision]]
+        and all(record["sources"].get(source) == digest(source) for source in outcome["sources"])
+    )
+
+
+def uncovered(matrix: Matrix, record: Mapping[str, Any], gpu_records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each cell that no record covers: of a compiler for all, of a GPU for those that ``ran``."""
+    found = []
+    for architecture, cuda, precision, cell in each_cell(matrix.gpus):
+        where = f"{architecture} x CUDA {cuda} x {precision}"
+        if not compiled(record, matrix, architecture, cuda, precision):
+            found.append(f"{where}: docs/records/matrix.json does not cover it with the present sources")
+        if cell.status == "ran" and not ran(gpu_records, architecture, cuda, precision, cell):
+            found.append(f"{where}: ran, but no record of a GPU in docs/records covers it with the present sources")
+    return found

@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,35 +27,31 @@ CELLS = list(hardware.each_cell(MATRIX.gpus))
 CLAIMS = load_program("ci/kernels/claims.py")
 
 
-def ran(records: Iterable[dict[str, Any]], architecture: str, cuda: str, precision: str, cell: GpuCell) -> bool:
-    """Whether a record shows that the source as it is now ran there, on two ranks, with the CPU's result."""
-    source = CLAIMS.SOURCES[precision]
-    for record in records:
-        kernels = record.get("kernels", {"sources": {}, "cells": []})
-        if kernels["sources"].get(source) != CLAIMS.digest(source) or record["machine"]["date"] != cell.date:
-            continue
-        wanted = {"architecture": architecture, "cuda": cuda, "precision": precision, "ranks": 2, "outcome": "same"}
-        if any(wanted.items() <= seen.items() for seen in kernels["cells"]):
-            return True
-    return False
-
-
 @pytest.mark.parametrize(("architecture", "cuda", "precision", "cell"), CELLS)
 def test_the_compiler_was_seen_to_do_what_the_cell_says(
     architecture: str, cuda: str, precision: str, cell: GpuCell
 ) -> None:
-    column = COMPILED["cuda"][cuda]
-    assert (column["nvrtc"], column["runtime"]) == (MATRIX.cuda[cuda].nvrtc, MATRIX.cuda[cuda].runtime)
-    seen = column["cells"][architecture][precision]
-    assert seen["outcome"] == ("compiled" if cell.works else "refused")
-    assert seen["sources"] == [CLAIMS.SOURCES[precision]]
-    assert {source: COMPILED["sources"][source] for source in seen["sources"]} == {
-        source: CLAIMS.digest(source) for source in seen["sources"]
-    }
+    assert CLAIMS.compiled(COMPILED, MATRIX, architecture, cuda, precision)
 
 
-def test_cells_that_ran_have_a_record_of_a_gpu() -> None:
-    assert [one[:3] for one in CELLS if one[3].status == "ran" and not ran(GPU_RECORDS, *one)] == []
+def test_no_cell_is_uncovered_and_those_that_ran_have_a_record_of_a_gpu() -> None:
+    assert CLAIMS.uncovered(MATRIX, COMPILED, GPU_RECORDS) == []
+
+
+def test_a_record_covers_no_cell_after_a_change_of_source_wheel_or_outcome() -> None:
+    ran_cells = sum(cell.status == "ran" for *_, cell in CELLS)
+    assert len(CLAIMS.uncovered(MATRIX, COMPILED, [])) == ran_cells
+    other_source = {**COMPILED, "sources": dict.fromkeys(COMPILED["sources"], "0" * 64)}
+    assert len(CLAIMS.uncovered(MATRIX, other_source, GPU_RECORDS)) == len(CELLS)
+    for spoil in (
+        lambda column: column.update(nvrtc="nvidia-cuda-nvrtc-cu12==0"),
+        lambda column: [one.update(outcome="broken") for row in column["cells"].values() for one in row.values()],
+        lambda column: column["cells"].clear(),
+    ):
+        record = copy.deepcopy(COMPILED)
+        spoil(record["cuda"]["12.4"])
+        assert len(CLAIMS.uncovered(MATRIX, record, GPU_RECORDS)) == len(CELLS) // len(MATRIX.cuda)
+    assert len(CLAIMS.uncovered(MATRIX, {**COMPILED, "cuda": {}}, GPU_RECORDS)) == len(CELLS)
 
 
 def test_a_record_shows_nothing_of_other_sources_cells_ranks_or_outcomes() -> None:
@@ -67,9 +63,9 @@ def test_a_record_shows_nothing_of_other_sources_cells_ranks_or_outcomes() -> No
         kernels = {"sources": CLAIMS.digests() if sources is None else sources, "cells": [{**seen, **other}]}
         return {"machine": {"date": date}, "kernels": kernels}
 
-    assert ran([{"machine": {}}, record()], *where, cell)
-    assert not ran([record(sources={"ci/kernels/warp_sum.cu": "0" * 64})], *where, cell)
-    assert not ran([record(date="2026-12-02")], *where, cell)
+    assert CLAIMS.ran([{"machine": {}}, record()], *where, cell)
+    assert not CLAIMS.ran([record(sources={"ci/kernels/warp_sum.cu": "0" * 64})], *where, cell)
+    assert not CLAIMS.ran([record(date="2026-12-02")], *where, cell)
     for other in ({"ranks": 1}, {"outcome": "differs"}, {"precision": "bf16"}, {"cuda": "12.8"}):
-        assert not ran([record(**other)], *where, cell)
-    assert not ran([], *where, cell)
+        assert not CLAIMS.ran([record(**other)], *where, cell)
+    assert not CLAIMS.ran([], *where, cell)

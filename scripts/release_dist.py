@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Builds a release if it may be one: ``make dist``. Signs one that is built: ``make sign-dist``.
+
+Gathers the facts of this checkout, asks ``release_rules``, says every refusal with what to do, and only then calls
+``build_release``. With ``--only-agree`` it stops after the part that needs no evidence. Without VERSION it is the tag
+on what is checked out. A key is a file, or the text in the variable RELEASE_KEY of the environment, as a CI keeps it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import build_release
+import msgspec
+from release_evidence import FOLDER, clean_tree
+from release_rules import CHECKS, Check, Facts, disagreements, refusals
+
+from megatron_fixes.catalog.matrix import load_matrix
+from megatron_fixes.errors import MegatronFixesError, RefusedError, UsageError
+from megatron_fixes.release import folder, layout, signature
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[1]
+GENERATORS = ("render_tables.py", "compile_matrix.py", "render_reports.py")
+
+
+def version_of(root: Path, given: str | None) -> str:
+    """The version that is asked for, or that of the tag on what is checked out.
+
+    Raises:
+        UsageError: None was given and there is no such tag, or several.
+    """
+    if given:
+        return layout.parse_version(given)
+    tags = [tag for tag in _git(root, "tag", "--points-at", "HEAD").split() if tag.startswith("v")]
+    if len(tags) != 1:
+        raise UsageError(
+            f"got no VERSION and {len(tags)} version tags here, expected one", hint="make … VERSION=v0.1.0"
+        )
+    return layout.parse_version(tags[0])
+
+
+def gather(root: Path, version: str) -> Facts:
+    """Everything that the rules ask about a checkout.
+
+    Raises:
+        RefusedError: The work tree is not clean, so facts of its files are none of its commit.
+    """
+    head, tree = clean_tree(root)
+    tag = _git(root, "rev-parse", "--verify", "--quiet", f"refs/tags/v{version}^{{commit}}", may_fail=True)
+    package = (root / "megatron_fixes" / "__init__.py").read_text(encoding="utf-8")
+    said = [line.split('"')[1] for line in package.splitlines() if line.startswith('__version__ = "')]
+    return Facts(
+        version=version,
+        package=said[0] if len(said) == 1 else "without one __version__",
+        head=head,
+        tree=tree,
+        tag=tag or None,
+        log=(root / "CHANGELOG.md").read_text(encoding="utf-8"),
+        stale=tuple(stale(root)),
+        uncovered=tuple(uncovered(root)),
+        checks=read_evidence(root / FOLDER.relative_to(ROOT)),
+    )
+
+
+def stale(root: Path) -> Iterator[str]:
+    """The scripts whose generated files are not current."""
+    for name in GENERATORS:
+        command = [sys.executable, str(root / "scripts" / name), "--check"]
+        environment = {**os.environ, "PYTHONPATH": str(root)}
+        if subprocess.run(command, env=environment, capture_output=True, check=False).returncode:
+            yield f"what {name} writes"
+
+
+def uncovered(root: Path) -> list[str]:
+    """Cells of the GPU table that no record covers."""
+    records = [json.loads(path.read_text("utf-8")) for path in sorted((root / "docs" / "records").glob("*.json"))]
+    compiled = root / "docs" / "records" / "matrix.json"
+    if not compiled.is_file():
+        return ["docs/records/matrix.json is not there"]
+    matrix = load_matrix(root / "compat_matrix.yaml")
+    found: list[str] = _claims(root).uncovered(matrix, json.loads(compiled.read_text("utf-8")), records)
+    return found
+
+
+def read_evidence(place: Path) -> dict[str, Check]:
+    """The evidence that is there, by name.
+
+    Raises:
+        RefusedError: A file is no evidence.
+    """
+    found = {}
+    for name in CHECKS:
+        path = place / f"{name}.json"
+        if not path.is_file():
+            continue
+        try:
+            found[name] = msgspec.json.decode(path.read_bytes(), type=Check)
+        except msgspec.MsgspecError as error:
+            hint = f"Make it again: make evidence CHECKS={name}"
+            raise RefusedError(f"got what is no evidence ({error})", context=str(path), hint=hint) from None
+        if found[name].name != name:
+            raise RefusedError(f"got the evidence of {found[name].name}, expected that of {name}", context=str(path))
+    return found
+
+
+@contextmanager
+def key_file(given: Path | None) -> Iterator[Path | None]:
+    """The private key: the file that was named, else a file with what RELEASE_KEY holds, for as long as it is needed."""
+    text = os.environ.get("RELEASE_KEY", "")
+    if given is not None or not text.strip():
+        yield given
+        return
+    with tempfile.TemporaryDirectory(prefix="megatron-fixes-key-") as place:
+        path = Path(place, "key")
+        path.touch(mode=0o600)
+        path.write_text(text.strip() + "\n", encoding="utf-8")
+        yield path
+
+
+def sign(out: Path, key: Path | None) -> str:
+    """Sign the sums of a release that is built, and put the signature in the place of what is there.
+
+    Raises:
+        RefusedError: The release does not verify, as it is or signed.
+    """
+    files, _ = folder.read_release([out])
+    if key is None:
+        build_release.require_good(files, None)
+        return "UNSIGNED: no key was given (KEY=, or RELEASE_KEY in the environment)"
+    files[layout.SIGNATURE] = signature.sign(files.get(layout.SUMS, b""), key)
+    build_release.require_good(files, key)
+    staged = out.parent / f".{out.name}-{layout.SIGNATURE}"
+    staged.write_bytes(files[layout.SIGNATURE])
+    os.replace(staged, out / layout.SIGNATURE)
+    return "verified; signed"
+
+
+def _claims(root: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("claims", root / "ci" / "kernels" / "claims.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _git(root: Path, *arguments: str, may_fail: bool = False) -> str:
+    command = ["git", "-C", str(root), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode and not may_fail:
+        raise RefusedError(f"git {arguments[0]}: {done.stderr.strip()}", context=str(root))
+    return done.stdout.strip()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("version", metavar="VERSION", nargs="?", help="such as v0.1.0 (default: the tag that is here)")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for the files (default: dist)")
+    parser.add_argument("--key", type=Path, help="private key for ssh-keygen -Y sign; without it: UNSIGNED")
+    parser.add_argument("--only-agree", action="store_true", help="compare tag, version, changelog, tables and matrix")
+    parser.add_argument("--sign", action="store_true", help="sign what is in the folder; build nothing")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the arguments, ask the rules, and build or sign."""
+    given = _parser().parse_args(arguments)
+    try:
+        with key_file(given.key) as key:
+            if given.sign:
+                print(sign(given.out, key))
+                return 0
+            version = version_of(ROOT, given.version)
+            facts = gather(ROOT, version)
+            found = disagreements(facts) if given.only_agree else refusals(facts)
+            for refusal in found:
+                print(f"refused: {refusal}", file=sys.stderr)
+            if found:
+                print(f"nothing was built: {len(found)} reasons against {version}", file=sys.stderr)
+                return 1
+            if given.only_agree:
+                print(f"v{version}: tag, version, CHANGELOG.md, tables and matrix agree")
+                return 0
+            options = ["--key", str(key)] if key else []
+            return build_release.main([version, "--out", str(given.out), *options])
+    except MegatronFixesError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
