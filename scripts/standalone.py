@@ -28,7 +28,18 @@ _THIRD_PARTY = {
     "packaging": ("__init__", "_structures", "version"),
     "unidiff": ("__init__", "__version__", "constants", "errors", "patch"),
 }
-_CATALOG = ("__init__", "fingerprint", "header", "known", "likeness", "matrix", "ranges", "series", "verdict")
+_CATALOG = (
+    "__init__",
+    "fingerprint",
+    "hardware",
+    "header",
+    "known",
+    "likeness",
+    "matrix",
+    "ranges",
+    "series",
+    "verdict",
+)
 _PATCHING = (
     "__init__", "gitfiles", "hunks", "ids", "journal", "outcome", "plan", "relative", "release", "replace", "scan",
     "shell", "store", "target", "transaction", "unified",
