@@ -119,7 +119,7 @@ def read_evidence(place: Path) -> dict[str, Check]:
 
 @contextmanager
 def key_file(given: Path | None) -> Iterator[Path | None]:
-    """The private key: the file that was named, else a file with what RELEASE_KEY holds, for as long as it is needed."""
+    """The private key: the file that was named, else one with what RELEASE_KEY holds, for as long as it is needed."""
     text = os.environ.get("RELEASE_KEY", "")
     if given is not None or not text.strip():
         yield given
