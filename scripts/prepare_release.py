@@ -60,9 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     git = ["git", "-C", str(ROOT)]
     subprocess.run([*git, "commit", "--quiet", "-m", f"Release {version}", "--", *map(str, changed)], check=True)
-    print(
-        f"committed: Release {version}. Have it reviewed and merged; then: make evidence && make dist VERSION=v{version}"
-    )
+    print(f"committed: Release {version}. Have it reviewed; then: make evidence && make dist VERSION=v{version}")
     return 0
 
 

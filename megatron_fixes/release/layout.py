@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of a release, by version; their names are the same with a key and without.
 
-``SHA256SUMS`` lists all others, and ``SHA256SUMS.sig`` is over it: one signature covers every byte. Each name but these
-two holds the version, so a file of one release can't be passed off as that of another: a renamed file is not listed.
+``SHA256SUMS`` lists all others, and ``SHA256SUMS.sig`` is over it: one signature covers every byte. A CI may put a
+second one beside it, sigstore's bundle, which needs a network and is not checked here. Each name but these holds the
+version, so a file of one release can't be passed off as that of another: a renamed file is not listed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from megatron_fixes.errors import UsageError
 
 SUMS = "SHA256SUMS"
 SIGNATURE = "SHA256SUMS.sig"
+KEYLESS = "SHA256SUMS.sigstore.json"
 VERSION = re.compile(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?")
 
 

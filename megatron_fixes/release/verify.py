@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from megatron_fixes.errors import RefusedError
 from megatron_fixes.release import manifest, provenance, sbom
 from megatron_fixes.release.archive import unpack
-from megatron_fixes.release.layout import SIGNATURE, SUMS, Layout, version_of
+from megatron_fixes.release.layout import KEYLESS, SIGNATURE, SUMS, Layout, version_of
 from megatron_fixes.release.signature import is_unsigned
 from megatron_fixes.release.sums import digest, read_sums
 from megatron_fixes.release.wheel import read_wheel
@@ -124,7 +124,7 @@ def _check_sums(
 ) -> list[str]:
     """Return the names of the files that are as the sums say."""
     errors, sound = [], []
-    beside = {SUMS, SIGNATURE}
+    beside = {SUMS, SIGNATURE, KEYLESS}
     wanted = {*files, *sums} - beside if chosen is None else set(chosen) - beside
     for name in sorted(wanted):
         if name not in sums:

@@ -26,6 +26,15 @@ VAGUE = {"utils", "util", "helpers", "helper", "common", "manager", "base", "mis
 NOT_OURS = {"build", "dist", "__pycache__", "_data", "node_modules"}
 HOME = re.compile(r"(?<![\w.~:}-])/(?:root|work|home/\w[\w.-]*|Users/\w[\w.-]*|private/var)(?=[/\s\"'`)]|$)")
 
+# What a job of a release needs beyond reading; every other job reads.
+MAY_WRITE = {
+    ("build.yml", "build"): ("id-token: write", "attestations: write"),
+    ("release.yml", "build"): ("id-token: write", "attestations: write"),
+    ("release.yml", "sign"): ("id-token: write",),
+    ("release.yml", "publish-pypi"): ("id-token: write",),
+    ("release.yml", "publish-github"): ("contents: write",),
+}
+
 Rule = Callable[[Path], Iterator[str]]
 
 
@@ -119,19 +128,24 @@ def workflows_only_call_nox_or_make(tree: Path) -> Iterator[str]:
 
 def workflows_may_only_read(tree: Path) -> Iterator[str]:
     for path, workflow in workflows(tree):
-        if workflow.get("permissions") != {"contents": "read"}:
-            yield f"{path}: got permissions {workflow.get('permissions')!r}, expected contents: read"
+        if workflow.get("permissions") not in ({"contents": "read"}, {}):
+            yield f"{path}: got permissions {workflow.get('permissions')!r}, expected contents: read or none"
         for name, job in workflow["jobs"].items():
-            if "permissions" in job:
-                yield f"{path}: job {name} has permissions of its own"
+            allowed = {"contents: read", *MAY_WRITE.get((path.name, name), ())}
+            asked = job.get("permissions", {})
+            if not isinstance(asked, dict) or (odd := {f"{what}: {how}" for what, how in asked.items()} - allowed):
+                got = asked if not isinstance(asked, dict) else ", ".join(sorted(odd))
+                yield f"{path}: job {name} asks for {got}, expected no more than {', '.join(sorted(allowed))}"
 
 
-def actions_name_a_version(tree: Path) -> Iterator[str]:
-    for path, workflow in workflows(tree):
-        for job in workflow["jobs"].values():
-            for step in job.get("steps", ()):
-                if "uses" in step and not re.fullmatch(r"[\w./-]+@(?:v\d[\w.]*|[0-9a-f]{40})", step["uses"]):
-                    yield f"{path}: got {step['uses']!r}, expected an action at a version tag or a commit"
+def actions_name_a_commit(tree: Path) -> Iterator[str]:
+    pinned = re.compile(
+        r"\s*(?:- )?uses: (?:[\w./-]+@[0-9a-f]{40} # v\d[\w.]*|\./\.github/workflows/[\w.]+\.yml(?: #.*)?)"
+    )
+    for path in files(tree / ".github" / "workflows"):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if re.search(r"\buses:", line) and not pinned.fullmatch(line):
+                yield f"{path}:{number}: got {line.strip()!r}, expected an action at a commit, with its version behind it"
 
 
 def gate_is_one_call_of_ci_run(tree: Path) -> Iterator[str]:
@@ -154,6 +168,7 @@ class Spoilt(NamedTuple):
 
 HEAD = f'{SPDX}\n"""Says what it guards."""\n'
 WORKFLOW = "permissions: {{contents: read}}\njobs: {{one: {{steps: [{0}]}}}}\n"
+ACTION = "jobs:\n  a:\n    steps:\n      - uses: actions/checkout@{0}\n"
 LONG = "def long():\n" + "    x = 1\n" * MAX_FUNCTION_LINES
 A_HOME = "/" + "root"
 
@@ -193,13 +208,28 @@ SPOILT = {
         workflows_may_only_read,
         ".github/workflows/a.yml",
         "permissions: {contents: read}\njobs: {a: {permissions: write-all}}\n",
-        "permissions: {contents: read}\njobs: {a: {}}\n",
+        "permissions: {contents: read}\njobs: {a: {permissions: {contents: read}}}\n",
     ),
-    "action at a branch": Spoilt(
-        actions_name_a_version,
+    "job of a release that may write more": Spoilt(
+        workflows_may_only_read,
+        ".github/workflows/release.yml",
+        "permissions: {}\njobs: {sign: {permissions: {id-token: write, contents: write}}}\n",
+        "permissions: {}\njobs: {sign: {permissions: {id-token: write, contents: read}}}\n",
+    ),
+    "right of a release in another workflow": Spoilt(
+        workflows_may_only_read,
+        ".github/workflows/ci.yml",
+        "permissions: {}\njobs: {sign: {permissions: {id-token: write}}}\n",
+        "permissions: {}\njobs: {sign: {}}\n",
+    ),
+    "action at a version": Spoilt(
+        actions_name_a_commit, ".github/workflows/a.yml", ACTION.format("v4"), ACTION.format(f"{'0a' * 20} # v4.2.0")
+    ),
+    "action at a commit of no version": Spoilt(
+        actions_name_a_commit,
         ".github/workflows/a.yml",
-        WORKFLOW.format("{uses: actions/checkout@main}"),
-        WORKFLOW.format("{uses: actions/checkout@v4}"),
+        ACTION.format("0a" * 20),
+        "jobs:\n  a:\n    uses: ./.github/workflows/b.yml\n",
     ),
     "deep package": Spoilt(packages_are_at_most_two_deep, "megatron_fixes/a/b/c/d.py", HEAD, HEAD),
     "vague name": Spoilt(names_say_something, "megatron_fixes/utils.py", HEAD, HEAD),
