@@ -145,7 +145,7 @@ def actions_name_a_commit(tree: Path) -> Iterator[str]:
     for path in files(tree / ".github" / "workflows"):
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if re.search(r"\buses:", line) and not pinned.fullmatch(line):
-                yield f"{path}:{number}: got {line.strip()!r}, expected an action at a commit, with its version behind it"
+                yield f"{path}:{number}: got {line.strip()!r}, expected an action at a commit # its version"
 
 
 def gate_is_one_call_of_ci_run(tree: Path) -> Iterator[str]:
