@@ -21,7 +21,7 @@ from megatron_fixes.release import manifest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Below it the fingerprints would be others, and packaging does not run.
+# As the package: fingerprints are tested from there on, and packaging runs on nothing older.
 PYTHON = "3.10"
 BUNDLED = {"packaging": "Apache-2.0 OR BSD-2-Clause", "unidiff": "MIT"}
 _THIRD_PARTY = {
