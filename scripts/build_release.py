@@ -259,18 +259,19 @@ def project_of(tree: Path) -> sbom.Project:
 
 
 def _put(files: Mapping[str, bytes], out: Path) -> list[Path]:
-    """Write files into a folder beside ``out`` first, so that no part of a release is ever taken for one."""
+    """Write files into a folder that then takes the place of ``out``, so that no part of a release is taken for one."""
     out.parent.mkdir(parents=True, exist_ok=True)
     staged = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
+        staged.chmod(0o755)
         for name, content in files.items():
             (staged / name).write_bytes(content)
             (staged / name).chmod(0o644)
-        out.mkdir(exist_ok=True)
-        for name in sorted(files):
-            os.replace(staged / name, out / name)
+        if out.is_dir():
+            shutil.rmtree(out)
+        staged.rename(out)
     finally:
-        shutil.rmtree(staged)
+        shutil.rmtree(staged, ignore_errors=True)
     return [out / name for name in sorted(files)]
 
 

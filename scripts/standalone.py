@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,23 +29,8 @@ _THIRD_PARTY = {
     "packaging": ("__init__", "_structures", "version"),
     "unidiff": ("__init__", "__version__", "constants", "errors", "patch"),
 }
-_CATALOG = (
-    "__init__",
-    "fingerprint",
-    "hardware",
-    "header",
-    "known",
-    "likeness",
-    "matrix",
-    "ranges",
-    "series",
-    "verdict",
-)
-_PATCHING = (
-    "__init__", "gitfiles", "hunks", "ids", "journal", "outcome", "plan", "relative", "release", "replace", "scan",
-    "shell", "store", "target", "transaction", "unified",
-)  # fmt: skip
-_CLI = ("__init__", "apply", "options", "output", "plain_git", "revert", "scan")
+# What apply.py can do; the modules that these need are found by reading them.
+_ROOTS = ("megatron_fixes.cli.apply", "megatron_fixes.cli.revert", "megatron_fixes.cli.scan")
 _STAND_INS = {"click": "click.py", "megatron_fixes.catalog.data": "data.py", "msgspec": "msgspec.py"}
 _PARTS = "scripts/apply_py"
 _FROM = {
@@ -133,17 +119,65 @@ def standalone(tree: Path, version: str) -> bytes:
 
 
 def modules(tree: Path) -> dict[str, str]:
-    """The text of every module in ``apply.py``, by name."""
-    package = tree / "megatron_fixes"
-    found = {"megatron_fixes": package / "__init__.py", "megatron_fixes.errors": package / "errors.py"}
-    for room, names in (("catalog", _CATALOG), ("patching", _PATCHING), ("cli", _CLI)):
-        found.update({f"megatron_fixes.{room}.{name}": package / room / f"{name}.py" for name in names})
-    found.update({name: tree / _PARTS / file for name, file in _STAND_INS.items()})
-    found["apply_py"] = tree / _PARTS / "main.py"
+    """The text of every module in ``apply.py``, by name.
+
+    Raises:
+        ValueError: A module imports, when it is imported itself, what is neither standard library nor carried.
+    """
+    found = {name: (tree / _PARTS / file).read_text(encoding="utf-8") for name, file in _STAND_INS.items()}
+    found["apply_py"] = (tree / _PARTS / "main.py").read_text(encoding="utf-8")
     for project, names in _THIRD_PARTY.items():
         folder = Path(str(importlib.metadata.distribution(project).locate_file(project)))
-        found.update({f"{project}.{name}": folder / f"{name}.py" for name in names})
-    return {name.removesuffix(".__init__"): path.read_text(encoding="utf-8") for name, path in found.items()}
+        texts = {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in names}
+        found.update({f"{project}.{name}".removesuffix(".__init__"): text for name, text in texts.items()})
+    carried = {name.partition(".")[0] for name in found} | {"megatron_fixes"}
+    ours: dict[str, str] = {}
+    wanted = list(_ROOTS)
+    while wanted:
+        name = wanted.pop()
+        if name in ours or name in found:
+            continue
+        ours[name] = _module_file(tree, name).read_text(encoding="utf-8")
+        # The package's own first module reaches the overlay, in functions that nothing here calls.
+        at_import, later = imports(ours[name], name) if name != "megatron_fixes" else (set(), set())
+        if odd := {other.partition(".")[0] for other in at_import} - carried - sys.stdlib_module_names:
+            raise ValueError(f"got an import of {', '.join(sorted(odd))} in {name}, which apply.py does not carry")
+        for other in at_import | later:
+            parents = [other.rsplit(".", count)[0] for count in range(other.count(".") + 1)]
+            wanted += [part for part in parents if part.startswith("megatron_fixes") and _is_module(tree, part)]
+    return {**dict(sorted(ours.items())), **found}
+
+
+def imports(text: str, name: str) -> tuple[set[str], set[str]]:
+    """The modules that a module imports at its import, and later, in functions; those for types only are left out.
+
+    What is imported from a module counts as a module below it too: which of the two it is, the tree tells.
+    """
+    found: tuple[set[str], set[str]] = (set(), set())
+
+    def visit(node: ast.AST, inside: int) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
+                continue
+            if isinstance(child, ast.Import):
+                found[inside].update(alias.name for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                if child.level or child.module is None:
+                    raise ValueError(f"got a relative import in {name}, expected absolute ones")
+                found[inside].update({child.module, *(f"{child.module}.{alias.name}" for alias in child.names)})
+            visit(child, 1 if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)) else inside)
+
+    visit(ast.parse(text), 0)
+    return found
+
+
+def _is_module(tree: Path, name: str) -> bool:
+    return _module_file(tree, name).is_file()
+
+
+def _module_file(tree: Path, name: str) -> Path:
+    place = tree.joinpath(*name.split("."))
+    return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
 
 
 def _without_future(text: str) -> str:

@@ -55,8 +55,9 @@ def public_half(key: Path) -> bytes:
     Raises:
         UsageError: ssh-keygen can't tell.
     """
-    if key.suffix == ".pub":
-        return key.read_bytes()
+    for public in (key, key.with_name(f"{key.name}.pub")):  # ssh-keygen would ask for the passphrase again
+        if public.suffix == ".pub" and public.is_file():
+            return public.read_bytes()
     done = _ssh_keygen(["-y", "-f", str(key)], b"")
     if done.returncode:
         raise UsageError(f"ssh-keygen can't read it: {_said(done)}", context=str(key))

@@ -32,6 +32,7 @@ from .conftest import ROOT
 
 CATALOG = catalog.load()
 RELEASE = "0.16.1"
+LAST_OF_LINES = [releases[-1] for releases in CATALOG.matrix.lines().values()]
 BUFFER = "megatron/core/distributed/param_and_grad_buffer.py"
 FILES = ("megatron/core/__init__.py", "megatron/core/package_info.py", *load_tables().paths.values())
 
@@ -99,8 +100,10 @@ def test_it_writes_what_the_package_writes(
     assert {**json.loads(standalone.out), "target": ""} == {**json.loads(package.out), "target": ""}
     # Either takes out what the other has put in.
     assert main(["revert", str(other)]) == 0
-    assert run(program, "revert", one).code == 0
-    assert contents(one) == contents(other) == before
+    assert contents(other) == before
+    if release in LAST_OF_LINES:
+        assert run(program, "revert", one).code == 0
+        assert contents(one) == before
 
 
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -183,7 +186,7 @@ def test_a_kill_in_the_middle_is_mended_by_the_next_command(
     if way == "revert":
         assert run(program, "apply", tree).code == 0
     mixed = 0
-    for at in (1, len(changed) // 2, len(changed)):
+    for at in (len(changed) // 2, len(changed)):
         copy = tmp_path / f"killed-{at}"
         shutil.copytree(tree, copy, symlinks=True)
         command = [sys.executable, "-I", "-S", "-c", KILL, str(at), str(program), way, str(copy)]
@@ -258,6 +261,21 @@ def test_modules_stand_in_it_word_for_word(program: Path, scripts: Callable[[str
              and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)]  # fmt: skip
     for path in ("patching/transaction.py", "patching/plan.py", "patching/journal.py", "catalog/verdict.py"):
         assert (ROOT / "megatron_fixes" / path).read_text(encoding="utf-8") in texts
+
+
+def test_it_carries_what_is_imported_and_no_more(scripts: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    standalone = scripts("standalone")
+    names = set(standalone.modules(ROOT))
+    assert {"megatron_fixes.patching.transaction", "megatron_fixes.cli.plain_git", "packaging.version"} <= names
+    assert not [name for name in names if "overlay" in name or "lint" in name]
+    text = "import os\nif TYPE_CHECKING:\n    import a\ndef f():\n    from b import c\n"
+    assert standalone.imports(text, "x") == ({"os"}, {"b", "b.c"})
+    for name in ("megatron_fixes", "scripts"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "megatron_fixes" / "patching" / "shell.py").open("a") as file:
+        file.write("\nimport wrapt\n")
+    with pytest.raises(ValueError, match=r"got an import of wrapt in megatron_fixes\.patching\.shell"):
+        standalone.modules(tmp_path)
 
 
 def test_a_module_that_can_not_stand_in_it_is_refused(
