@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """What the tarball of patches holds: patches, matrix, fingerprints, ``apply.py``, and the manifest of it all.
 
@@ -5,16 +6,20 @@
 and journal, so it writes the same bytes and refuses the same trees. Between them stand the parts in ``apply_py/``: what
 imports the modules, stand-ins for msgspec (compiled) and click, the place of the data, and a command line. unidiff and
 packaging are carried word for word too, with their licences.
+
+Run as a program it writes all that into a folder from this work tree, to try it; a release is built from a commit.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib.metadata
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from megatron_fixes import __version__
 from megatron_fixes.catalog.matrix import load_matrix
 from megatron_fixes.catalog.series import load_series
 from megatron_fixes.release import manifest
@@ -204,3 +209,19 @@ def _licences() -> dict[str, bytes]:
             if "licenses" in file.parts and file.name.startswith("LICENSE"):
                 found[f"licenses/{project}/{file.name}"] = Path(str(distribution.locate_file(file))).read_bytes()
     return found
+
+
+def main() -> None:
+    """Write the tarball's files into a folder."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0].replace("``", ""))
+    parser.add_argument("folder", type=Path, help="where to write; what it holds of the same names is replaced")
+    folder = parser.parse_args().folder
+    tree = Path(__file__).resolve().parents[1]
+    for name, content in files_of_patches(tree, version=__version__, commit="0" * 40, epoch=0).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    print(f"wrote {folder / 'apply.py'} and what lies beside it")
+
+
+if __name__ == "__main__":
+    main()
