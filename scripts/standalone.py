@@ -47,7 +47,7 @@ _FROM = {
 }
 _HEAD = '''\
 #!/usr/bin/env python3
-# SPDX-License-Identifier: Apache-2.0 AND BSD-3-Clause AND MIT
+# SPDX-License-Identifier: Apache-2.0 AND MIT
 """megatron-fixes {version} in one file: scan, apply and revert, with Python >= {python} and nothing else.
 
     python3 -I -S apply.py scan TREE

@@ -88,7 +88,7 @@ def faults(data: bytes, digests: Mapping[str, str], *, version: str, source: str
     try:
         document = json.loads(data)
         said = document["metadata"]["component"]["version"]
-        files = {c["name"]: c["hashes"][0]["content"] for c in document["components"] if c["type"] == "file"}
+        files = {str(c["name"]): c["hashes"][0]["content"] for c in document["components"] if c["type"] == "file"}
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         return [RefusedError(f"got what is no bill of materials of ours ({error!r})", context=source)]
     found = [f"is of version {said}, expected {version}"] if said != version else []

@@ -9,8 +9,10 @@ every byte stays, so ``RECORD`` stays true. Not handled: files that have to be e
 from __future__ import annotations
 
 import io
+import struct
 import time
 import zipfile
+import zlib
 from collections.abc import Mapping
 
 from megatron_fixes.errors import RefusedError
@@ -48,7 +50,7 @@ def read_wheel(data: bytes, *, source: str) -> dict[str, bytes]:
                 raise RefusedError(f"{faults[0]}; nothing of it was used", context=source)
             files = {entry.filename: archive.read(entry) for entry in entries}
             again = _zip(files, entries[0].date_time)
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError, EOFError) as error:
+    except (zipfile.BadZipFile, struct.error, zlib.error, OSError, ValueError, RuntimeError, EOFError) as error:
         raise RefusedError(f"got what is no wheel ({error})", context=source) from None
     if again != data:
         message = "got other bytes than zipping its files again gives, expected a wheel of our form"
