@@ -157,6 +157,17 @@ def test_a_tarball_that_is_not_what_its_manifest_says_is_found(released: Release
         assert any(line.startswith(expected) for line in findings), (expected, findings)
 
 
+def test_a_manifest_of_another_version_is_found(released: Released) -> None:
+    name = f"{LAYOUT.root}/{manifest.FILE}"
+
+    def older(inside: dict[str, bytes]) -> None:
+        described = manifest.decode(inside[name])
+        inside[name] = manifest.encode(msgspec.structs.replace(described, version="0.0.1"))
+
+    (finding,) = said(rebuilt(released, older), chosen=[LAYOUT.patches])
+    assert finding.startswith(f"{name}: says version 0.0.1, expected {LAYOUT.version}")
+
+
 def test_patches_that_differ_between_tarball_and_wheel_are_found(released: Released) -> None:
     name = next(n for n in archive.unpack(released.files[LAYOUT.patches], source="x") if n.endswith(".patch"))
     files = rebuilt(released, lambda inside: inside.update({name: b"other\n"}), honest=True)
