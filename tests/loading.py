@@ -21,8 +21,15 @@ def load_program(path: str) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(program.parent))
+    # Dataclasses look their module up while they are made.
+    before = sys.modules.get(spec.name)
+    sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
     finally:
         sys.path.remove(str(program.parent))
+        if before is None:
+            del sys.modules[spec.name]
+        else:
+            sys.modules[spec.name] = before
     return module

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notes, evidence from pytest's own report, what gh is asked, and the plain commands of docs/releasing.md.
+
+The whole way is ``ci/release_rehearsal``, which takes minutes: here are its parts. Not handled: GitHub itself.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_fixes.catalog import load
+from megatron_fixes.errors import RefusedError
+from megatron_fixes.release import layout
+from tests.loading import ROOT, load_program
+from tests.release.conftest import Released
+
+NOTES = load_program("scripts/release_notes.py")
+EVIDENCE = load_program("scripts/release_evidence.py")
+PUBLISH = load_program("scripts/publish_github.py")
+DIST = load_program("scripts/release_dist.py")
+LOG = "# Log\n\n## Unreleased\n\n## 0.2.0rc1 - 2026-12-02\n\n- Rc.\n\n## 0.1.0 - 2026-12-01\n\n### Added\n\n- One.\n"
+
+
+def program_of(path: str) -> Any:
+    loader = SourceFileLoader(Path(path).name, str(ROOT / path))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def test_notes_tell_each_line_what_it_gets_symptom_first() -> None:
+    catalog = load()
+    text = NOTES.notes(catalog, "0.1.0", LOG, signed=True)
+    lines = text.split("### core_v")[1:]
+    assert [one.partition(":")[0] for one in lines] == [
+        name.removeprefix("core_v") for name in reversed(catalog.matrix.lines())
+    ]
+    for fix_id, fix in catalog.matrix.fixes.items():
+        for line, releases in catalog.matrix.lines().items():
+            part = next(one for one in lines if one.startswith(line.removeprefix("core_v") + ":"))
+            part = part.partition("\n## ")[0]
+            mended = [one for one in releases if (patch := catalog.patch(fix_id, one)) and not patch.gated]
+            assert (f"- {fix.symptom} **{fix_id}**" in part) == bool(mended)
+
+
+def test_gated_fixes_stand_apart_and_the_section_is_the_versions_own() -> None:
+    text = NOTES.notes(load(), "0.1.0", LOG, signed=True)
+    by_name = text.partition("## Only by name")[2].partition("## What changed")[0]
+    assert re.findall(r"\*\*(MF\d+)\*\*", by_name) == [one for one in load().matrix.fixes if load().is_gated(one)]
+    changed = text.partition("## What changed")[2].partition("## Check")[0]
+    assert "- One." in changed and "- Rc." not in changed
+
+
+@pytest.mark.parametrize(("version", "signed"), [("0.1.0", True), ("0.2.0rc1", False)])
+def test_notes_say_first_that_it_is_a_prerelease_and_that_nobody_signed_it(version: str, signed: bool) -> None:
+    text = NOTES.notes(load(), version, LOG, signed=signed)
+    assert ("**This is a pre-release" in text[:100]) == ("rc" in version)
+    assert ("UNSIGNED" in text) != signed
+    assert layout.Layout(version).patches in text
+
+
+def test_notes_of_a_version_without_a_section_are_refused() -> None:
+    with pytest.raises(RefusedError, match=r"no section 0\.3\.0"):
+        NOTES.notes(load(), "0.3.0", LOG, signed=True)
+
+
+def test_a_release_is_a_draft_until_all_files_are_there_and_a_prerelease_is_never_the_latest(tmp_path: Path) -> None:
+    create, edit = PUBLISH.commands("0.1.0", [tmp_path / "a"], tmp_path / "notes", "none")
+    assert create[2:6] == ["create", "v0.1.0", "--draft", "--verify-tag"] and create[-1] == str(tmp_path / "a")
+    assert "--prerelease" not in create and edit[2:] == ["edit", "v0.1.0", "--draft=false", "--latest"]
+    delete, create, edit = PUBLISH.commands("0.2.0rc1", [], tmp_path / "notes", "draft")
+    assert delete == ["gh", "release", "delete", "v0.2.0rc1", "--yes"]
+    assert "--prerelease" in create and edit[-1] == "--latest=false"
+
+
+def test_a_public_release_is_never_touched(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="public already"):
+        PUBLISH.commands("0.1.0", [], tmp_path / "notes", "public")
+
+
+def test_evidence_counts_tests_by_folder_skips_by_reason_and_names_failures(tmp_path: Path) -> None:
+    (tmp_path / "tests" / "fixes").mkdir(parents=True)
+    (tmp_path / "tests" / "fixes" / "test_one.py").write_text(
+        "import pytest\n"
+        "def test_good(): pass\n"
+        "@pytest.mark.skip(reason='needs 1 CUDA device, found 0')\ndef test_gpu(): pass\n"
+        "def test_bad(): raise ValueError\n"
+        "@pytest.fixture\ndef broken(): raise ValueError\ndef test_error(broken): pass\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml=report.xml", "tests"]
+    subprocess.run([*command, "-o", "junit_family=xunit2"], cwd=tmp_path, capture_output=True)
+    passed, skipped, failed = EVIDENCE.counted(tmp_path / "report.xml")
+    assert (passed, skipped) == ({"fixes": 1}, {"needs 1 CUDA device, found 0": 1})
+    assert [name.partition("::")[2] for name in failed] == ["test_bad", "test_error"]
+
+
+def test_checks_are_run_without_what_would_narrow_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYTEST_ADDOPTS", "ARGS", "MAKEFLAGS", "CHECKS"):
+        monkeypatch.setenv(name, "-k nothing")
+    assert not {"PYTEST_ADDOPTS", "ARGS", "MAKEFLAGS", "CHECKS"} & set(EVIDENCE.settled())
+    assert set(EVIDENCE.TARGETS) == set(EVIDENCE.CHECKS)
+
+
+@pytest.mark.parametrize("spoilt", ["", "sums", "provenance", "key"])
+def test_the_documented_plain_commands_accept_a_release_and_no_spoilt_one(
+    spoilt: str, released: Released, tmp_path: Path
+) -> None:
+    version = layout.version_of(tuple(one for one in released.files if not one.startswith("SHA256SUMS")))
+    commands = program_of("ci/try_release").documented(version, signed=True)
+    assert f"V={version}\n" in commands and "ssh-keygen -Y verify" in commands
+    for name, content in released.files.items():
+        (tmp_path / name).write_bytes(content)
+    shutil.copy(released.public, tmp_path / "key.pub")
+    if spoilt == "key":
+        other = tmp_path / "other"
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
+        shutil.copy(f"{other}.pub", tmp_path / "key.pub")
+    elif spoilt:
+        file = tmp_path / (layout.SUMS if spoilt == "sums" else layout.Layout(str(version)).provenance)
+        file.write_bytes(file.read_bytes() + b"\n")
+    done = subprocess.run(["bash", "-euo", "pipefail", "-c", commands], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode == 0) == (not spoilt), done.stdout + done.stderr
+
+
+def test_a_key_in_the_environment_signs_and_its_file_is_gone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RELEASE_KEY", "a key\n")
+    with DIST.key_file(None) as path:
+        assert path.read_text(encoding="utf-8") == "a key\n" and path.stat().st_mode & 0o777 == 0o600
+    assert not path.exists()
+    with DIST.key_file(Path("named")) as path:
+        assert path == Path("named")
+    monkeypatch.setenv("RELEASE_KEY", "")
+    with DIST.key_file(None) as path:
+        assert path is None
