@@ -140,7 +140,7 @@ def lacks(facts: Facts) -> list[Refusal]:
         elif check.tree != facts.tree:
             found.append(Refusal(f"{name}: the evidence is of tree {check.tree}, this is {facts.tree}", again))
         elif check.outcome != "green":
-            found.append(Refusal(f"{name}: red on {check.date}: {check.said}", f"Mend it, commit, and {again}"))
+            found.append(Refusal(f"{name}: red on {check.date}: {check.said}", f"Mend it by a commit. {again}"))
         elif name == "tests":
             found += _lacking_tests(check)
     return found

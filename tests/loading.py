@@ -17,19 +17,14 @@ def load_program(path: str) -> ModuleType:
     Its imports happen while it loads, so the import path is as before afterwards.
     """
     program = ROOT / path
-    spec = importlib.util.spec_from_file_location(program.stem, program)
+    spec = importlib.util.spec_from_file_location(f"{program.stem} at {path}", program)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(program.parent))
-    # Dataclasses look their module up while they are made.
-    before = sys.modules.get(spec.name)
+    # Structs and dataclasses look names up in their module, some of them later; no import finds it by this name.
     sys.modules[spec.name] = module
+    sys.path.insert(0, str(program.parent))
     try:
         spec.loader.exec_module(module)
     finally:
         sys.path.remove(str(program.parent))
-        if before is None:
-            del sys.modules[spec.name]
-        else:
-            sys.modules[spec.name] = before
     return module
