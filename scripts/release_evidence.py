@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "evidence"
 TARGETS: dict[str, tuple[str, ...]] = {
     "lint": ("lint", "workflows"),
-    "tests": ("pytest",),
+    "tests": ("fetch", "pytest"),
     "matrix": ("matrix",),
 }
 
