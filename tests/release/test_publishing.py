@@ -23,6 +23,7 @@ from megatron_fixes.release import layout
 from tests.loading import ROOT, load_program
 from tests.release.conftest import Released
 
+CHANGELOG = load_program("scripts/changelog.py")
 NOTES = load_program("scripts/release_notes.py")
 EVIDENCE = load_program("scripts/release_evidence.py")
 PUBLISH = load_program("scripts/publish_github.py")
@@ -68,6 +69,12 @@ def test_notes_say_first_that_it_is_a_prerelease_and_that_nobody_signed_it(versi
     assert ("**This is a pre-release" in text[:100]) == ("rc" in version)
     assert ("UNSIGNED" in text) != signed
     assert layout.Layout(version).patches in text
+
+
+def test_notes_of_a_first_release_with_all_that_is_unreleased_fit_into_a_github_release() -> None:
+    log = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    text = NOTES.notes(load(), "9.9.9", CHANGELOG.released(log, "9.9.9", "2026-12-01"), signed=True)
+    assert len(text) < 125_000  # GitHub's limit
 
 
 def test_notes_of_a_version_without_a_section_are_refused() -> None:
