@@ -31,6 +31,7 @@ def _to_json(report: Report, names: Sequence[str]) -> dict[str, Any]:
         "unsigned": report.unsigned,
         "files": list(names),
         "checked": report.checked,
+        "unchecked": report.unchecked,
         "findings": [{"file": finding.file, "message": finding.message} for finding in report.findings],
         "good": not report.findings,
     }
@@ -49,6 +50,8 @@ def _print(report: Report) -> None:
     for sentence in report.checked:
         what, _, rest = sentence.partition(": ")
         output.labelled("right", f"{what}: {rest}", _LABEL, wrap=False)
+    for sentence in report.unchecked:
+        output.labelled("left out", sentence, _LABEL, wrap=False)
     for finding in report.findings:
         output.labelled("WRONG", f"{shown(finding.file)}: {finding.message}", _LABEL, wrap=False)
     output.say(_verdict(report), "bold red" if report.findings else "bold" if report.signer else "bold yellow")

@@ -46,6 +46,7 @@ class Report:
         unsigned: Whether the sidecar says UNSIGNED.
         checked: What was found right, a sentence each.
         findings: What was not.
+        unchecked: What lies there and was not looked at, a sentence each.
     """
 
     version: str | None = None
@@ -53,6 +54,7 @@ class Report:
     unsigned: bool = False
     checked: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
 
     def add(self, errors: Collection[RefusedError], right: str) -> None:
         """Take over errors; if there are none, what was found right."""
@@ -77,6 +79,8 @@ def check(
         allow_unsigned: A release that says UNSIGNED, or a missing key, is no finding; it is still said.
     """
     report = Report()
+    if KEYLESS in files:
+        report.unchecked.append(f"{KEYLESS}: sigstore checks it, with a network; no other check relies on it")
     if SUMS not in files:
         report.add([RefusedError("is missing, expected it beside the files", context=SUMS)], "")
         return report

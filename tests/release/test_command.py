@@ -98,3 +98,14 @@ def test_a_link_in_a_release_is_refused(folder: Path, released: Released, capsys
     (folder / LAYOUT.sbom).unlink()
     (folder / LAYOUT.sbom).symlink_to(released.folder / LAYOUT.sbom)
     assert run(capsys, folder, "--key", released.public)[0] == 2
+
+
+def test_a_bundle_of_sigstore_is_said_to_be_left_out_and_stands_for_no_signature(
+    folder: Path, released: Released, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / layout.KEYLESS).write_text("{}", encoding="utf-8")
+    code, out, _ = run(capsys, folder, "--key", released.public)
+    assert code == 0
+    assert f"left out  {layout.KEYLESS}: sigstore checks it" in out
+    (folder / layout.SIGNATURE).unlink()
+    assert run(capsys, folder, "--key", released.public)[0] == 1

@@ -64,6 +64,14 @@ def test_every_target_that_is_called_is_there() -> None:
             assert set(run.removeprefix("make ").split()) <= targets
 
 
+def test_every_target_that_is_called_is_rehearsed() -> None:
+    rehearsal = (ROOT / "ci" / "release_rehearsal").read_text(encoding="utf-8")
+    runs = [step["run"] for job in JOBS.values() for step in job.get("steps", ()) if "run" in step]
+    called = {target for run in runs for target in run.partition(" -- ")[2].split() or run.split()[-1:]}
+    # Only GitHub gives the identity that sigstore asks for.
+    assert {target for target in called if f'"{target}"' not in rehearsal} == {"sign-keyless"}
+
+
 @pytest.mark.parametrize("variable", ["VERSION", "CHECKS", "AGAINST", "RELEASE_KEY"])
 def test_every_variable_that_is_set_is_read(variable: str) -> None:
     assert variable in str(RELEASE) + str(BUILD)
