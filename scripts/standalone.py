@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PYTHON = "3.10"
 BUNDLED = {"packaging": "Apache-2.0 OR BSD-2-Clause", "unidiff": "MIT"}
 _THIRD_PARTY = {
-    "packaging": ("__init__", "_structures", "version"),
+    "packaging": ("__init__", "_ranges", "_structures", "specifiers", "version"),
     "unidiff": ("__init__", "__version__", "constants", "errors", "patch"),
 }
 # What apply.py can do; the modules that these need are found by reading them.
@@ -127,13 +127,13 @@ def modules(tree: Path) -> dict[str, str]:
     """The text of every module in ``apply.py``, by name.
 
     Raises:
-        ValueError: A module imports, when it is imported itself, what is neither standard library nor carried.
+        ValueError: A module imports, when it is imported itself, what is neither standard library nor carried; or,
+            then or later, a module of a carried project that is not.
     """
     found = {name: (tree / _PARTS / file).read_text(encoding="utf-8") for name, file in _STAND_INS.items()}
     found["apply_py"] = (tree / _PARTS / "main.py").read_text(encoding="utf-8")
     for project, names in _THIRD_PARTY.items():
-        folder = Path(str(importlib.metadata.distribution(project).locate_file(project)))
-        texts = {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in names}
+        texts = {name: _third_party(project, name).read_text(encoding="utf-8") for name in names}
         found.update({f"{project}.{name}".removesuffix(".__init__"): text for name, text in texts.items()})
     carried = {name.partition(".")[0] for name in found} | {"megatron_fixes"}
     ours: dict[str, str] = {}
@@ -148,6 +148,9 @@ def modules(tree: Path) -> dict[str, str]:
         if odd := {other.partition(".")[0] for other in at_import} - carried - sys.stdlib_module_names:
             raise ValueError(f"got an import of {', '.join(sorted(odd))} in {name}, which apply.py does not carry")
         for other in at_import | later:
+            project, _, module = other.partition(".")
+            if project in _THIRD_PARTY and other not in found and _third_party(project, module).is_file():
+                raise ValueError(f"got an import of {other} in {name}, which apply.py does not carry")
             parents = [other.rsplit(".", count)[0] for count in range(other.count(".") + 1)]
             wanted += [part for part in parents if part.startswith("megatron_fixes") and _is_module(tree, part)]
     return {**dict(sorted(ours.items())), **found}
@@ -174,6 +177,10 @@ def imports(text: str, name: str) -> tuple[set[str], set[str]]:
 
     visit(ast.parse(text), 0)
     return found
+
+
+def _third_party(project: str, module: str) -> Path:
+    return Path(str(importlib.metadata.distribution(project).locate_file(f"{project}/{module}.py")))
 
 
 def _is_module(tree: Path, name: str) -> bool:

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
+import msgspec
 
 from megatron_fixes.machine import driver_files, graphics, torch_files
 from megatron_fixes.machine.facts import Machine, Reading
@@ -61,12 +61,12 @@ def ask_torch(machine: Machine) -> Machine:
     try:
         done = graphics.started(sys.executable, "-c", _ASK_TORCH, patience_s=IMPORT_PATIENCE_S)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return replace(machine, torch_code=Reading(missing=f"torch could not be asked: {error}"))
+        return msgspec.structs.replace(machine, torch_code=Reading(missing=f"torch could not be asked: {error}"))
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return replace(machine, torch_code=Reading(missing=f"torch can't be imported: {last}"))
+        return msgspec.structs.replace(machine, torch_code=Reading(missing=f"torch can't be imported: {last}"))
     code, nccl = (*done.stdout.splitlines(), "", "")[:2]
-    return replace(
+    return msgspec.structs.replace(
         machine,
         torch_code=Reading(code, "torch itself") if code else Reading(missing="torch itself names no GPU code"),
         nccl=Reading(nccl, "torch itself") if nccl else machine.nccl,
@@ -94,7 +94,7 @@ def _machine(found: graphics.Graphics, megatron_core: Reading) -> Machine:
 
 def _completed(machine: Machine) -> Machine:
     engine = version(*TRANSFORMER_ENGINE)
-    return replace(
+    return msgspec.structs.replace(
         machine,
         nvcc=_nvcc(),
         nccl=_nccl(place("torch"), machine.torch_cuda),

@@ -180,3 +180,9 @@ class json:
     def format(data: bytes, *, indent: int) -> bytes:
         """Indent JSON."""
         return dumps(loads(data), ensure_ascii=False, indent=indent).encode("utf-8")
+
+
+class structs:
+    """msgspec.structs."""
+
+    replace = staticmethod(dataclasses.replace)
