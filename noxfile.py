@@ -38,7 +38,7 @@ nox.options.reuse_venv = "yes"
 
 
 def stated(what: str) -> dict[str, Any]:
-    """Return a part of the matrix; nothing where PyYAML or the matrix isn't there."""
+    """Return a part of the matrix, unchecked: the sessions do that; nothing where PyYAML or the matrix isn't there."""
     matrix = ROOT / "compat_matrix.yaml"
     if yaml is None or not matrix.is_file():
         return {}

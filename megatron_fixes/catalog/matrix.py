@@ -109,8 +109,9 @@ def load_matrix(path: Path) -> Matrix:
         path: ``compat_matrix.yaml``, or its generated form, which ends with ``.json``.
 
     Raises:
-        DataError: Neither YAML nor JSON, a value of the wrong kind (its path is named), a fix without a cell for a
-            release, an untested cell without a reason, or GPUs that ``hardware.check`` refuses.
+        DataError: Neither YAML nor JSON, a value of the wrong kind (its path is named), a key that stands twice (its
+            line is named), a fix without a cell for a release, an untested cell without a reason, or GPUs that
+            ``hardware.check`` refuses.
     """
     try:
         if path.suffix == ".json":
@@ -118,7 +119,9 @@ def load_matrix(path: Path) -> Matrix:
         else:
             from msgspec import yaml
 
-            matrix = yaml.decode(path.read_bytes(), type=Matrix)
+            content = path.read_bytes()
+            matrix = yaml.decode(content, type=Matrix)
+            _refuse_doubled_keys(content, path)
     except (OSError, msgspec.MsgspecError) as error:
         raise DataError(str(error), context=str(path), hint="Correct the file at the path named.") from error
     for fix_id, fix in matrix.fixes.items():
@@ -138,3 +141,33 @@ def load_matrix(path: Path) -> Matrix:
                 )
     hardware.check(matrix.architectures, matrix.cuda, matrix.gpus, str(path))
     return matrix
+
+
+def _refuse_doubled_keys(content: bytes, path: Path) -> None:
+    """Refuse YAML, already decoded, with a key twice in one mapping: PyYAML takes the last one and says nothing.
+
+    A key beside a merge (``<<``) that brings it, too, stands there once: it is meant to win.
+    """
+    import yaml
+
+    root = yaml.compose(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    waiting, seen = [root], set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+            continue
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise DataError(
+                    f"got the key {key.value} twice in one mapping, first on line {lines[key.value]}, expected it once",
+                    context=f"{path}:{line}",
+                    hint="Take one of the two out.",
+                )
+            lines[key.value] = line
+            waiting.append(value)
