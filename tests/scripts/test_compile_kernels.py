@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +21,7 @@ import pytest
 from megatron_fixes.catalog.data import matrix_path
 from megatron_fixes.catalog.hardware import GpuCell
 from megatron_fixes.catalog.matrix import load_matrix
+from megatron_fixes.errors import RefusedError
 from tests.loading import ROOT, load_program
 
 CLAIMS = load_program("ci/kernels/claims.py")
@@ -78,16 +82,22 @@ def test_columns_of_other_runs_are_kept_while_the_sources_are_the_same() -> None
 
 
 @pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    """The program, with nothing to fetch."""
+def whole_program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The program."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     loader = SourceFileLoader("compile_kernels", str(ROOT / "ci" / "compile_kernels"))
     spec = importlib.util.spec_from_loader("compile_kernels", loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
-    monkeypatch.setattr(module, "wheels", lambda cuda, column: tmp_path)
     return module
+
+
+@pytest.fixture
+def program(whole_program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """The program, with nothing to fetch."""
+    monkeypatch.setattr(whole_program, "wheels", lambda cuda, column: tmp_path)
+    return whole_program
 
 
 def as_claimed(cuda: str, architecture: str, precision: str) -> tuple[int, str]:
@@ -161,10 +171,155 @@ def test_one_cell_that_differs_ends_with_1_and_its_name(
 
 
 def test_another_version_of_the_compiler_is_refused(
-    program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit, match=r"got NVRTC 12\.6, expected 12\.4"):
-        run(program, monkeypatch, tmp_path / "matrix.json", as_claimed, version="12.6")
+    assert run(program, monkeypatch, tmp_path / "matrix.json", as_claimed, version="12.6") == 2
+    assert capsys.readouterr().err.startswith("error: got NVRTC 12.6, expected 12.4\n  where: ")
+    assert not (tmp_path / "matrix.json").exists()
+
+
+def one_wrong(cuda: str, architecture: str, precision: str) -> tuple[int, str]:
+    return (3000, "") if (architecture, precision) == ("sm_80", "fp8") else as_claimed(cuda, architecture, precision)
+
+
+def full_disk(_: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_record_that_cannot_be_written_costs_neither_the_results_nor_the_old_record(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "matrix.json"
+    record.write_text("{}", "utf-8")
+    monkeypatch.setattr(program.os, "fsync", full_disk)
+    assert run(program, monkeypatch, record, one_wrong) == 2
+    out, err = capsys.readouterr()
+    assert "sm_120" in out
+    assert "FAILED: CUDA 12.4 sm_80 fp8" in out
+    assert err.startswith(f"error: the record was not written: No space left on device\n  where: {record}\n  hint: ")
+    assert {path.name: path.read_text("utf-8") for path in tmp_path.iterdir()} == {"matrix.json": "{}"}
+
+
+@pytest.mark.parametrize("place", ["file/matrix.json", "folder", "pipe"])
+def test_only_a_file_or_nothing_gives_way_to_a_record(
+    program: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    place: str,
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    before = {path.name: path.stat().st_mode for path in tmp_path.iterdir()}
+    assert run(program, monkeypatch, tmp_path / place, one_wrong) == 2
+    out, err = capsys.readouterr()
+    assert "FAILED: CUDA 12.4 sm_80 fp8" in out
+    assert err.startswith("error: the record was not written: ")
+    assert {path.name: path.stat().st_mode for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("old", ['{"sources"', "", "[1]", b"\xff", {"cuda": {"new": {}}}, {"cuda": []}, {}])
+def test_an_old_record_that_cannot_be_read_is_said_and_replaced(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], old: Any
+) -> None:
+    record = tmp_path / "matrix.json"
+    text = json.dumps({"sources": CLAIMS.digests(), **old}) if isinstance(old, dict) else old
+    record.write_bytes(text.encode() if isinstance(text, str) else text)
+    assert run(program, monkeypatch, record, as_claimed) == 0
+    assert f"{record} was no record (" in capsys.readouterr().out
+    assert list(json.loads(record.read_text("utf-8"))["cuda"]) == ["12.4"]
+
+
+def test_a_column_that_fails_costs_none_of_those_before_it(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compiled(matrix: Any, cuda: str, folder: Path) -> dict[str, Any]:
+        if cuda == "12.4":
+            raise RefusedError("no compiler")
+        cell = CLAIMS.judged(NOT, {"precision": "fp8", "cubin_bytes": 3000, "said": ""})
+        return {"cells": {architecture: {"fp8": cell} for architecture in matrix.architectures}}
+
+    monkeypatch.setattr(program, "compiled", compiled)
+    record = tmp_path / "matrix.json"
+    assert program.main(["12.1", "12.4", "--record", str(record)]) == 2
+    out, err = capsys.readouterr()
+    assert "FAILED: CUDA 12.1 sm_80 fp8" in out
+    assert err == "error: no compiler\n"
+    assert list(json.loads(record.read_text("utf-8"))["cuda"]) == ["12.1"]
+
+
+def test_what_the_compiler_says_last_is_told_with_the_folder(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program.main(["12.4", "--record", str(tmp_path / "matrix.json")]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: NVRTC of CUDA 12.4 ended with exit code 1: FileNotFoundError: got 0 libnvrtc")
+    assert f"\n  where: {tmp_path}\n  hint: Delete that folder" in err
+    assert "Traceback" not in err
+
+
+def test_a_broken_matrix_is_told_in_one_error(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "matrix.yaml"
+    path.write_text(matrix_path().read_text("utf-8").replace("  sm_86: {gpus", "  sm_80: {gpus"), "utf-8")
+    monkeypatch.setattr(program, "matrix_path", lambda: path)
+    assert program.main([]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: got the key sm_80 twice in one mapping")
+    assert f"\n  where: {path}:" in said.err
+    assert said.out == ""
+
+
+@pytest.fixture
+def pip(whole_program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
+    """A pip that unpacks two small wheels; the folders that it was called for."""
+    folders: list[Path] = []
+
+    def fetch(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        folder = Path(command[command.index("--target") + 1])
+        folders.append(folder)
+        for requirement, name in zip(command[-2:], ("lib/libnvrtc.so.12", "include/cuda_bf16.h"), strict=True):
+            wheel, _, version = requirement.partition("==")
+            info = folder / f"{wheel.replace('-', '_')}-{version}.dist-info"
+            info.mkdir(parents=True)
+            (info / "METADATA").write_text(f"Name: {wheel}\nVersion: {version}\n", "utf-8")
+            (info / "RECORD").write_text(f"nvidia/cuda/{name},,\n{info.name}/METADATA,,\n", "utf-8")
+            (folder / "nvidia/cuda" / name).parent.mkdir(parents=True)
+            (folder / "nvidia/cuda" / name).touch()
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(whole_program, "ROOT", tmp_path)
+    monkeypatch.setattr(whole_program.subprocess, "run", fetch)
+    return folders
+
+
+@pytest.mark.parametrize("lost", ["nvidia", "nvidia/cuda/include/cuda_bf16.h", "nvidia_cuda_runtime_cu12-*", "*"])
+def test_wheels_are_fetched_once_and_again_where_a_part_of_them_is_lost(
+    whole_program: ModuleType, pip: list[Path], lost: str
+) -> None:
+    for _ in range(2):
+        folder = whole_program.wheels("12.4", MATRIX.cuda["12.4"])
+    assert pip == [folder]
+    for path in folder.glob(lost):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for _ in range(2):
+        whole_program.wheels("12.4", MATRIX.cuda["12.4"])
+    assert pip == [folder, folder]
+
+
+def test_wheels_of_another_version_take_the_place_of_the_old(whole_program: ModuleType, pip: list[Path]) -> None:
+    whole_program.wheels("12.4", MATRIX.cuda["12.1"])
+    folder = whole_program.wheels("12.4", MATRIX.cuda["12.4"])
+    assert whole_program.wheels("12.4", MATRIX.cuda["12.4"]) == folder
+    assert pip == [folder, folder]
+
+
+def test_a_fetch_that_the_disk_refuses_is_one_error(whole_program: ModuleType, pip: list[Path], tmp_path: Path) -> None:
+    (tmp_path / ".venv").touch()
+    with pytest.raises(RefusedError, match="could not fetch nvidia-cuda-nvrtc-cu12"):
+        whole_program.wheels("12.4", MATRIX.cuda["12.4"])
 
 
 def test_an_unknown_version_is_a_mistake_of_the_user(program: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
