@@ -17,4 +17,4 @@ from megatron_fixes.catalog.matrix import load_matrix
 
 if __name__ == "__main__":
     only_compared = only_check(__doc__)
-    sys.exit(settle(load_matrix(matrix_path()), compiled_matrix_path(), check=only_compared))
+    sys.exit(settle(lambda: load_matrix(matrix_path()), compiled_matrix_path(), check=only_compared))

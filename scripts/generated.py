@@ -7,12 +7,15 @@ Arguments are read before any work: a mistake in them, or ``--help``, writes not
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from megatron_fixes.errors import MegatronFixesError
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 
@@ -29,13 +32,17 @@ def only_check(about: str | None, arguments: Sequence[str] | None = None) -> boo
     return check
 
 
-def settle(data: Any, path: Path, *, check: bool) -> int:
-    """Write data as JSON, or if ``check`` say whether the file is what would be written.
+def settle(make: Callable[[], Any], path: Path, *, check: bool) -> int:
+    """Write what is made as JSON, or if ``check`` say whether the file is what would be written.
 
     Returns:
-        An exit code: 1 if the file is out of date.
+        An exit code: 1 if the file is out of date; that of the error, which is printed, if it could not be made.
     """
-    content = msgspec.json.format(msgspec.json.encode(data), indent=1) + b"\n"
+    try:
+        content = msgspec.json.format(msgspec.json.encode(make()), indent=1) + b"\n"
+    except MegatronFixesError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     if check:
         same = path.is_file() and path.read_bytes() == content
         print(f"{path.name} is up to date" if same else f"{path.name} is out of date: run this without --check")

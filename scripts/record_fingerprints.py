@@ -139,4 +139,4 @@ def record() -> Known:
 
 if __name__ == "__main__":
     only_compared = only_check(__doc__)
-    sys.exit(settle(record(), fingerprints_path(), check=only_compared))
+    sys.exit(settle(record, fingerprints_path(), check=only_compared))

@@ -27,7 +27,7 @@ from megatron_fixes.catalog.data import matrix_path, patches_root
 from megatron_fixes.catalog.header import FIX_ID, Fault, PatchHeader, parse_header
 from megatron_fixes.catalog.matrix import Matrix, load_matrix
 from megatron_fixes.catalog.series import listed
-from megatron_fixes.errors import DataError
+from megatron_fixes.errors import DataError, MegatronFixesError
 from megatron_fixes.patching.unified import parse_patch
 
 if TYPE_CHECKING:
@@ -186,9 +186,13 @@ def _added(path: Path, number: int, line: str) -> Iterator[Fault]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print all faults; 1 if there is any."""
+    """Print all faults; 1 if there is any, the error's exit code if the matrix can't be read."""
     root = Path(arguments[0]) if arguments else patches_root()
-    faults = lint(root, load_matrix(matrix_path()))
+    try:
+        faults = lint(root, load_matrix(matrix_path()))
+    except MegatronFixesError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     for fault in faults:
         print(fault)
     count = sum(1 for _ in root.glob("*/*.patch"))
