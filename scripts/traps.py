@@ -148,7 +148,7 @@ TRAPS = (
     Trap(
         "Driver replaced under a running node",
         "driver-updated-under-a-running-node",
-        "driver",
+        "GPU",
         """
         After an update of the driver's package the old kernel module is still loaded: NVML and CUDA refuse
         until the module is reloaded or the node rebooted. What could not be asked is said as unknown, in

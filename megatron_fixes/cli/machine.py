@@ -91,8 +91,10 @@ def to_json(machine: Machine, findings: Sequence[Finding]) -> dict[str, Any]:
 
 def show(machine: Machine, findings: Sequence[Finding], label_width: int) -> None:
     """Print facts and findings."""
+    from megatron_fixes.machine.finding import printable
+
     for label, text in _facts(machine):
-        output.labelled(label, text, label_width, wrap=False)
+        output.labelled(label, printable(text), label_width, wrap=False)
     for finding in findings:
         source = f"  ({finding.source})" if finding.source and finding.verdict == "unfit" else ""
         output.labelled(finding.verdict, finding.line + source, label_width, wrap=False)

@@ -62,6 +62,11 @@ def code_for(names: str, device: tuple[int, int]) -> Code | None:
     return Code(name, ptx=not native)
 
 
+def all_readable(names: str) -> bool:
+    """Whether each entry of a list is of a kind that ``code_for`` knows; False for an empty list."""
+    return bool(names.split()) and all(_ENTRY.fullmatch(name) for name in names.split())
+
+
 def _runs(kind: str, built: tuple[int, int], feature: str, device: tuple[int, int]) -> bool:
     if feature == "a":
         return built == device

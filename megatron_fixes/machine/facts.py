@@ -43,6 +43,8 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     Attributes:
         recorded: How these facts came about, for records: read there, or made up from which page.
         driver: Version of the kernel driver.
+        refusal: What of the driver is there and did not answer (NVML, ``nvidia-smi``, some GPUs), and what it said;
+            empty where all that is there answers, and where nothing is.
         driver_cuda: The newest CUDA version that the driver's own library offers.
         forward_compatibility: A ``libcuda`` of a newer driver that lies beside the driver's, from ``cuda-compat``.
         gpus: What told of ``devices``, or why there are none; the value is their number.
@@ -59,6 +61,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
     recorded: str = ""
     driver: Reading = Reading()
+    refusal: str = ""
     driver_cuda: Reading = Reading()
     forward_compatibility: Reading = Reading()
     gpus: Reading = Reading()

@@ -42,8 +42,13 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def line(self) -> str:
-        """Subject and sentence."""
-        return f"{self.subject}: {self.sentence}"
+        """Subject and sentence, to be printed."""
+        return printable(f"{self.subject}: {self.sentence}")
+
+
+def printable(text: str) -> str:
+    """Text of a driver or a file for a terminal: what can't be printed, such as control characters, as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:

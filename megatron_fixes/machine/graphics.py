@@ -3,18 +3,19 @@
 
 The files tell the driver's version and the GPUs' names, no compute capability. They are all there is in a container
 whose NVIDIA_DRIVER_CAPABILITIES lacks ``utility``: both NVML and ``nvidia-smi`` stay outside then, and CUDA works all
-the same. Nothing here waits longer than ``PATIENCE_S``: where a driver hangs, so does whoever asks it.
+the same. Where a driver hangs or crashes, so does whoever asks it: all asking is done in processes of their own, and
+nothing here waits for one longer than ``PATIENCE_S``.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from megatron_fixes.machine import driver_files
+import msgspec
+
+from megatron_fixes.machine import child, driver_files
 from megatron_fixes.machine.facts import Device, Reading
 
 if TYPE_CHECKING:
@@ -25,98 +26,128 @@ PATIENCE_S = 10.0
 FILES = "the driver's files in /proc"
 _SMI = "nvidia-smi"
 _FIELDS = ("driver_version", "name", "memory.total", "mig.mode.current", "compute_cap")
+_MOST_WORDS = 200
 _UNKNOWN_FIELD = "is not a valid field to query"
 _CUDA = re.compile(r"CUDA (?:\w+ )?Version\s*:\s*(\d+\.\d+)")
 
 
-class Graphics(NamedTuple):
-    """The driver, the CUDA version of its library, and its GPUs; ``gpus`` is their number, or why there are none."""
+class Graphics(msgspec.Struct, frozen=True):
+    """The driver, the CUDA version of its library, and its GPUs; ``gpus`` is their number, or why there are none.
+
+    ``refusal`` is what did not answer though it is there, as in ``facts.Machine``.
+    """
 
     driver: Reading
     cuda: Reading
     gpus: Reading
     devices: tuple[Device, ...] = ()
+    refusal: str = ""
 
 
 class UnansweredError(Exception):
     """One of the ways gave no answer; the message says why."""
 
 
+class AbsentError(UnansweredError):
+    """There is nothing to ask."""
+
+
 def read(proc: Path = driver_files.PROC) -> Graphics:
     """Ask NVML, then ``nvidia-smi``, then the files below ``proc``."""
-    refusals = []
+    reasons, refusals = [], []
     for ask in (_nvml, _smi):
         try:
-            return ask()
+            return ask(proc)
         except UnansweredError as error:
-            refusals.append(str(error))
-    return from_files(proc, tuple(refusals))
+            reasons.append(str(error))
+            if not isinstance(error, AbsentError):
+                refusals.append(str(error))
+    return from_files(proc, reasons, refusals)
 
 
-def from_files(proc: Path = driver_files.PROC, refusals: Sequence[str] = ()) -> Graphics:
+def from_files(proc: Path = driver_files.PROC, reasons: Sequence[str] = (), refusals: Sequence[str] = ()) -> Graphics:
     """What the driver's files tell.
 
     Args:
         proc: Where they are.
-        refusals: What the better ways said.
+        reasons: Why the better ways gave no answer.
+        refusals: Those of them that are there.
     """
     version = driver_files.version(proc)
+    if not version and not refusals:
+        refusals = [f"{path} is there, and no driver answers" for path in driver_files.traces(proc)][:1]
     devices = tuple(Device(name) for name in (driver_files.models(proc) if version else ()))
-    why = "; ".join(refusals)
+    why = "; ".join(reasons)
     driver = Reading(version, FILES, missing=why) if version else Reading(missing=why or "no driver is loaded")
     gpus = Reading(str(len(devices)), FILES, missing=why) if devices else Reading(missing=why or "no driver is loaded")
-    return Graphics(driver, Reading(missing=why or f"not told by {FILES}"), gpus, devices)
+    cuda = Reading(missing=why or f"not told by {FILES}")
+    return Graphics(driver, cuda, gpus, devices, "; ".join(refusals))
 
 
-def _nvml() -> Graphics:
-    answers: list[Graphics] = []
-    refusals: list[str] = []
-    # A thread, as a driver that hangs can't be interrupted; it ends with the process.
-    asking = threading.Thread(target=_ask_nvml, args=(answers, refusals), daemon=True)
-    asking.start()
-    asking.join(PATIENCE_S)
-    if answers:
-        return answers[0]
-    raise UnansweredError(refusals[0] if refusals else f"NVML gave no answer within {PATIENCE_S:g} s")
+def _nvml(proc: Path) -> Graphics:
+    if not driver_files.traces(proc) and not driver_files.has_library():
+        raise AbsentError(f"{driver_files.LIBRARY} is not here")
+    # A fork, as the library may crash, end the process, print, or hang where no signal reaches it.
+    try:
+        found = msgspec.json.decode(child.forked(_ask_nvml, PATIENCE_S), type=Graphics)
+    except child.GivenUpError as error:
+        raise UnansweredError(f"NVML {error}") from error
+    except msgspec.MsgspecError as error:
+        raise UnansweredError(f"NVML gave an answer that can't be read: {error}") from error
+    if not found.driver:
+        raise (UnansweredError if found.refusal else AbsentError)(found.driver.missing)
+    return found
 
 
-def _ask_nvml(answers: list[Graphics], refusals: list[str]) -> None:
-    from megatron_fixes.machine.nvml import Nvml, NvmlError
+def _ask_nvml() -> bytes:
+    from megatron_fixes.machine.nvml import Nvml, NvmlError, NvmlMissingError
 
     try:
-        with Nvml() as library:
-            devices = library.devices()
-            driver, cuda = Reading(library.driver(), "NVML"), Reading(library.cuda(), "NVML")
-            answers.append(Graphics(driver, cuda, _number(devices, "NVML"), devices))
+        library = Nvml()
+        devices, lost = library.devices()
+        driver = Reading(library.driver(), "NVML")
+        try:
+            cuda = Reading(library.cuda(), "NVML")
+        except NvmlError as error:
+            cuda = Reading(missing=str(error))
+        found = Graphics(driver, cuda, _number(devices, "NVML"), devices, lost)
     except NvmlError as error:
-        refusals.append(str(error))
+        none = Reading(missing=str(error))
+        found = Graphics(none, none, none, (), "" if isinstance(error, NvmlMissingError) else str(error))
+    return msgspec.json.encode(found)
 
 
 def _number(devices: Sequence[Device], source: str) -> Reading:
     return Reading(str(len(devices)), source) if devices else Reading(missing=f"{source} names none")
 
 
-def _smi() -> Graphics:
+def _smi(_: Path) -> Graphics:
     path = shutil.which(_SMI)
     if path is None:
-        raise UnansweredError(f"{_SMI} is not on PATH")
+        raise AbsentError(f"{_SMI} is not on PATH")
     fields: Sequence[str] = _FIELDS
     text = _output(path, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
     if _UNKNOWN_FIELD in text:
         # Old drivers can't be asked for it.
         fields = _FIELDS[:-1]
         text = _output(path, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
-    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
-    if not rows or any(len(row) != len(fields) for row in rows):
-        raise UnansweredError(f"{_SMI}: {' '.join(text.split())[:200] or 'no answer'}")
-    cuda = _CUDA.search(_output(path))
+    lines = [line for line in text.splitlines() if line.strip()]
+    split = [[cell.strip() for cell in line.split(",")] for line in lines]
+    rows = [row for row in split if len(row) == len(fields)]
+    odd = [" ".join(line.split()) for line, row in zip(lines, split, strict=True) if row not in rows]
+    if not rows:
+        raise UnansweredError(f"{_SMI}: {' '.join(odd)[:_MOST_WORDS] or 'no answer'}")
     devices = tuple(_device(*row[1:]) for row in rows)
-    return Graphics(
-        Reading(rows[0][0], _SMI),
-        Reading(cuda.group(1), _SMI) if cuda else Reading(missing=f"not told by {_SMI}"),
-        _number(devices, _SMI),
-        devices,
-    )
+    said = f"{_SMI}: {len(odd)} of {len(lines)} lines describe no GPU: {'; '.join(odd)[:_MOST_WORDS]}"
+    return Graphics(Reading(rows[0][0], _SMI), _smi_cuda(path), _number(devices, _SMI), devices, said if odd else "")
+
+
+def _smi_cuda(path: str) -> Reading:
+    try:
+        cuda = _CUDA.search(_output(path))
+    except UnansweredError as error:
+        return Reading(missing=str(error))
+    return Reading(cuda.group(1), _SMI) if cuda else Reading(missing=f"not told by {_SMI}")
 
 
 def _device(name: str, mebibytes: str, mig: str, capability: str = "") -> Device:
@@ -128,27 +159,10 @@ def _device(name: str, mebibytes: str, mig: str, capability: str = "") -> Device
     )
 
 
-def started(*command: str, patience_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, whatever it ends with.
-
-    Raises:
-        OSError, subprocess.TimeoutExpired: It can't be started, or takes longer than ``patience_s``.
-    """
-    return subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=patience_s,
-        check=False,
-    )
-
-
 def _output(*command: str) -> str:
     """What ``nvidia-smi`` prints; it tells its failures on stdout."""
     try:
-        done = started(*command)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UnansweredError(f"{_SMI}: {error}") from error
+        done = child.started(*command, patience_s=PATIENCE_S)
+    except child.GivenUpError as error:
+        raise UnansweredError(f"{_SMI} {error}") from error
     return done.stdout or done.stderr

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asks the NVIDIA Management Library, which comes with the driver, without making a CUDA context.
 
-By ctypes: eleven functions whose C interface has not changed for years. ``nvidia-ml-py`` would be 8,000 lines and
+By ctypes: ten functions whose C interface has not changed for years. ``nvidia-ml-py`` would be 8,000 lines and
 14 ms more at each start, and its module's name, ``pynvml``, belongs to an unmaintained distribution as well.
-Source: https://docs.nvidia.com/deploy/nvml-api/. Not handled: a library that never answers (``reading`` waits so long).
+Source: https://docs.nvidia.com/deploy/nvml-api/. Not handled: a library that never answers, crashes or prints, and its
+shutdown: ``graphics`` asks in a process that is there for nothing else, and ends.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from __future__ import annotations
 import ctypes
 from ctypes import byref, c_char_p, c_int, c_uint, c_ulonglong, c_void_p
 
+from megatron_fixes.machine.driver_files import LIBRARY
 from megatron_fixes.machine.facts import Device
-
-LIBRARY = "libnvidia-ml.so.1"
 
 
 class NvmlError(Exception):
-    """The library is not there, or refused; the message is its own."""
+    """The library refused, or can't be loaded; the message is its own."""
+
+
+class NvmlMissingError(NvmlError):
+    """The library is not there."""
 
 
 class _Memory(ctypes.Structure):
@@ -25,7 +29,7 @@ class _Memory(ctypes.Structure):
 
 
 class Nvml:
-    """The library between its start and its end; a context manager.
+    """The library, loaded and started.
 
     Raises:
         NvmlError: It is not there, does not start, or refuses a question.
@@ -35,14 +39,10 @@ class Nvml:
         try:
             self._library = ctypes.CDLL(LIBRARY)
         except OSError as error:
-            raise NvmlError(str(error)) from error
-
-    def __enter__(self) -> Nvml:
+            # A library that it needs in turn may be what is missing.
+            missing = LIBRARY in str(error) and "No such file" in str(error)
+            raise (NvmlMissingError if missing else NvmlError)(str(error)) from error
         self._call("nvmlInit_v2")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._library.nvmlShutdown()
 
     def _call(self, name: str, *arguments: object) -> None:
         code = self._code(name, *arguments)
@@ -61,19 +61,30 @@ class Nvml:
         """Version of the driver."""
         text = ctypes.create_string_buffer(96)
         self._call("nvmlSystemGetDriverVersion", text, c_uint(len(text)))
+        if not text.value:
+            raise NvmlError("got no version of the driver")
         return text.value.decode(errors="replace")
 
     def cuda(self) -> str:
         """The newest CUDA version that the ``libcuda`` that would be loaded offers, such as ``13.0``."""
         number = c_int()
         self._call("nvmlSystemGetCudaDriverVersion_v2", byref(number))
+        if number.value < 1000:
+            raise NvmlError(f"got {number.value} as the driver's CUDA version")
         return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
-    def devices(self) -> tuple[Device, ...]:
-        """All GPUs that this process may see."""
+    def devices(self) -> tuple[tuple[Device, ...], str]:
+        """All GPUs that this process may see and that answer, and how many don't and why; empty if all do."""
         count = c_uint()
         self._call("nvmlDeviceGetCount_v2", byref(count))
-        return tuple(self._device(index) for index in range(count.value))
+        found, refusals = [], []
+        for index in range(count.value):
+            try:
+                found.append(self._device(index))
+            except NvmlError as error:
+                refusals.append(str(error))
+        lost = f"{len(refusals)} of {count.value} GPUs did not answer: {'; '.join(dict.fromkeys(refusals))}"
+        return tuple(found), lost if refusals else ""
 
     def _device(self, index: int) -> Device:
         handle, name = c_void_p(), ctypes.create_string_buffer(96)

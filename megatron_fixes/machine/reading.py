@@ -11,14 +11,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from megatron_fixes.machine import driver_files, graphics, torch_files
+from megatron_fixes.machine import child, driver_files, graphics, torch_files
 from megatron_fixes.machine.facts import Machine, Reading
 from megatron_fixes.machine.packages import TRANSFORMER_ENGINE, apex_kind, version
 from megatron_fixes.machine.places import place
@@ -32,10 +31,12 @@ _COMPATIBILITY_FOLDERS = ("cuda/compat", "cuda-*/compat", "cuda/compat/lib*")
 _TOOLKITS = Path("/usr/local")
 _LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
 _NOT_ASKED = "not asked"
+# Around the answer, as what is imported may print too.
+_MARK = "<megatron-fixes>"
 _ASK_TORCH = (
     "import torch; flags = getattr(torch._C, '_cuda_getArchFlags', lambda: None)(); "
     "nccl = torch.cuda.nccl.version() if hasattr(torch._C, '_nccl_version') else (); "
-    "print(flags or ''); print('.'.join(map(str, nccl)))"
+    f"print('', flags or '', '.'.join(map(str, nccl)), '', sep={_MARK!r}, flush=True)"
 )
 
 
@@ -59,13 +60,16 @@ def from_files(*, proc: Path = driver_files.PROC) -> Machine:
 def ask_torch(machine: Machine) -> Machine:
     """Replace what torch's files tell by what a child process says that imports it; seconds."""
     try:
-        done = graphics.started(sys.executable, "-c", _ASK_TORCH, patience_s=IMPORT_PATIENCE_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return msgspec.structs.replace(machine, torch_code=Reading(missing=f"torch could not be asked: {error}"))
+        done = child.started(sys.executable, "-c", _ASK_TORCH, patience_s=IMPORT_PATIENCE_S)
+    except child.GivenUpError as error:
+        return msgspec.structs.replace(machine, torch_code=Reading(missing=f"torch, when asked, {error}"))
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return msgspec.structs.replace(machine, torch_code=Reading(missing=f"torch can't be imported: {last}"))
-    code, nccl = (*done.stdout.splitlines(), "", "")[:2]
+    parts = done.stdout.split(_MARK)
+    if len(parts) != 4:
+        return msgspec.structs.replace(machine, torch_code=Reading(missing="torch, when asked, gave no answer"))
+    _, code, nccl, _ = parts
     return msgspec.structs.replace(
         machine,
         torch_code=Reading(code, "torch itself") if code else Reading(missing="torch itself names no GPU code"),
@@ -77,12 +81,14 @@ def _machine(found: graphics.Graphics, megatron_core: Reading) -> Machine:
     folder = place("torch")
     torch, cuda = _torch(folder)
     code = Reading(missing=cuda.missing or "not looked for, as there is no GPU here")
-    if folder is not None and cuda and found.driver:
+    there = bool(found.driver or found.refusal)
+    if folder is not None and cuda and there:
         code = torch_files.code(folder)
     return Machine(
         driver=found.driver,
+        refusal=found.refusal,
         driver_cuda=found.cuda,
-        forward_compatibility=_forward_compatibility() if found.driver else Reading(missing="no driver is loaded"),
+        forward_compatibility=_forward_compatibility() if there else Reading(missing="no driver is loaded"),
         gpus=found.gpus,
         devices=found.devices,
         torch=torch,
@@ -106,16 +112,19 @@ def _completed(machine: Machine) -> Machine:
 def _torch(folder: Path | None) -> tuple[Reading, Reading]:
     if folder is None:
         return Reading(missing="not installed"), Reading(missing="torch is not installed")
+    told: dict[str, str | None] = {}
     try:
         told = torch_files.versions(folder)
     except (OSError, SyntaxError, ValueError) as error:
-        told, why = {}, f"{torch_files.VERSION} can't be read: {error}"
+        why = f"{torch_files.VERSION} can't be read: {error}"
     else:
-        why = f"a build for ROCm {told['hip']}" if "hip" in told else "a build without CUDA"
+        named = "a build without CUDA" if "cuda" in told else f"{torch_files.VERSION} does not tell its CUDA version"
+        why = f"a build for ROCm {told['hip']}" if told.get("hip") else named
     name = told.get("__version__") or version("torch")
-    source = torch_files.VERSION if "__version__" in told else "metadata"
+    source = torch_files.VERSION if told.get("__version__") else "metadata"
     torch = Reading(name, source) if name else Reading(missing=why)
-    return torch, Reading(told["cuda"], torch_files.VERSION) if "cuda" in told else Reading(missing=why)
+    cuda = told.get("cuda")
+    return torch, Reading(cuda, torch_files.VERSION) if cuda else Reading(missing=why)
 
 
 def _nccl(folder: Path | None, cuda: Reading) -> Reading:
@@ -144,9 +153,9 @@ def _nvcc() -> Reading:
     if path is None:
         return Reading(missing="not on PATH")
     try:
-        done = graphics.started(path, "--version")
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Reading(missing=f"{path}: {error}")
+        done = child.started(path, "--version", patience_s=graphics.PATIENCE_S)
+    except child.GivenUpError as error:
+        return Reading(missing=f"{path} {error}")
     found = re.search(r"release (\d+\.\d+)", done.stdout)
     return Reading(found.group(1), path) if found else Reading(missing=f"{path} does not tell its version")
 

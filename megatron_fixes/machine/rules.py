@@ -9,18 +9,20 @@ torch was built with, or torch has no code that any GPU of the node runs. All el
 * ``cuda-compat`` lets an older driver run a newer major version, on data-center GPUs.
 * Where the compute capability could not be asked, the GPU's name tells it if the matrix has that name.
 * A node with a second kind of GPU, such as one for a display, is judged kind by kind.
+* A version, or an entry of torch's list, that can't be read decides nothing: what it would decide is unknown.
 * ``2.6.0a0+ecf3bae40a.nv25.01`` is somebody's own build of what became 2.6.0, not older than it.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from megatron_fixes.machine.code import capability, code_for, named_capability
+from megatron_fixes.machine.code import all_readable, capability, code_for, named_capability
 from megatron_fixes.machine.facts import Device
 from megatron_fixes.machine.finding import Finding
 
@@ -39,6 +41,10 @@ MIG = "https://docs.rapids.ai/deployment/stable/guides/mig"
 CONTAINER = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html"
 NVML = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html"
 EXTENSIONS = "https://github.com/pytorch/pytorch/blob/main/torch/utils/cpp_extension.py"
+# As ``reading`` says it of a version.py that it could read.
+_NO_CUDA = ("a build without CUDA", "a build for ROCm")
+# A driver's version; builds of the open kernel modules append a word.
+_DRIVER = re.compile(r"(\d+(?:\.\d+)*)(?:-[a-z]+)?")
 
 
 def judge(machine: Machine, matrix: Matrix) -> tuple[Finding, ...]:
@@ -46,9 +52,13 @@ def judge(machine: Machine, matrix: Matrix) -> tuple[Finding, ...]:
     findings = [*_torch(machine, matrix)]
     if not machine.driver and not machine.devices:
         sentence = "no GPU here, so nothing to hold against the matrix; ask again on the node where the job runs"
-        return (Finding("GPU", "note", sentence), *findings, *_nvcc(machine))
+        none = () if machine.refusal else (Finding("GPU", "note", sentence),)
+        return (*_refusal(machine), *none, *findings, *_nvcc(machine))
     if machine.torch_cuda:
         findings = [*_driver(machine, matrix), *_gpus(machine, matrix), *findings]
+    elif machine.torch and not machine.torch_cuda.missing.startswith(_NO_CUDA):
+        sentence = f"which CUDA torch {machine.torch.value} was built with is not known: {machine.torch_cuda.missing}"
+        findings = [Finding("torch", "unknown", sentence), *findings]
     elif machine.torch:
         sentence = f"got torch {machine.torch.value}, {machine.torch_cuda.missing}, expected one for CUDA on a GPU node"
         todo = "install a build of torch for CUDA, or run this with the interpreter of the job"
@@ -58,7 +68,7 @@ def judge(machine: Machine, matrix: Matrix) -> tuple[Finding, ...]:
             f"there is none to hold against the GPUs ({machine.torch.missing}); run this with the job's interpreter"
         )
         findings = [Finding("torch", "unknown", sentence)]
-    return (*findings, *_mig(machine), *_kinds(machine), *_container(machine), *_nvcc(machine))
+    return (*_refusal(machine), *findings, *_mig(machine), *_kinds(machine), *_container(machine), *_nvcc(machine))
 
 
 def _parsed(text: str) -> Version | None:
@@ -72,20 +82,33 @@ def _major(cuda: str) -> str:
     return cuda.partition(".")[0]
 
 
-def _older(version: str, than: str) -> bool:
-    first, second = _parsed(version), _parsed(than)
-    return first is not None and second is not None and first < second
+def _driver_version(text: str) -> Version | None:
+    found = _DRIVER.fullmatch(text)
+    return Version(found[1]) if found else None
+
+
+def _refusal(machine: Machine) -> Iterator[Finding]:
+    """Something of the driver is there and does not answer: a lost GPU, a driver that hangs or was replaced."""
+    if machine.refusal:
+        todo = "read the kernel's log for Xid and NVRM; reset the GPU, reload the driver, or reboot the node"
+        if "version mismatch" in machine.refusal:
+            todo = "reload the driver or reboot the node: its files were replaced while it ran"
+        yield Finding("GPU", "unknown", f"the driver refuses: {machine.refusal}", NVML, todo)
 
 
 def _driver(machine: Machine, matrix: Matrix) -> Iterator[Finding]:
     """The driver against what torch was built with."""
     cuda, driver, offered = machine.torch_cuda.value, machine.driver.value, machine.driver_cuda.value
+    got, offers, needs = _driver_version(driver), _parsed(offered), _parsed(cuda)
     columns = [column for name, column in matrix.cuda.items() if _major(name) == _major(cuda)]
     if not columns or not driver:
         why = f"the matrix has no driver for CUDA {cuda}" if not columns else f"not known: {machine.driver.missing}"
         yield Finding("driver", "unknown", why)
-    elif not _older(driver, minimum := columns[-1].minimum_driver):
-        if offered and _older(offered, cuda):
+    elif got is None or needs is None or (offered and offers is None):
+        what = f"driver {driver} that offers CUDA {offered or 'of no told version'}, and torch's CUDA {cuda}"
+        yield Finding("driver", "unknown", f"got {what}: not all of these versions can be read")
+    elif got >= Version(minimum := columns[-1].minimum_driver):
+        if offers and offers < needs:
             sentence = (
                 f"{driver} offers CUDA {offered}, older than torch's {cuda}: machine code runs (minor-version "
                 f"compatibility, from {minimum} on), PTX of CUDA {cuda} is not compiled"
@@ -93,7 +116,7 @@ def _driver(machine: Machine, matrix: Matrix) -> Iterator[Finding]:
             yield Finding("driver", "untested", sentence, MINOR)
         else:
             yield Finding("driver", "fits", f"got {driver}, expected at least {minimum} for CUDA {_major(cuda)}", MINOR)
-    elif (offered and not _older(offered, f"{_major(cuda)}.0")) or machine.forward_compatibility:
+    elif (offers and offers.major >= needs.major) or machine.forward_compatibility:
         where = machine.forward_compatibility.value or f"a newer libcuda that offers CUDA {offered}"
         sentence = (
             f"got {driver}, expected at least {minimum} for CUDA {_major(cuda)}; it may work through cuda-compat "
@@ -144,12 +167,15 @@ def _code(machine: Machine, name: str, kind: tuple[int, int] | None) -> Finding:
     if not codes:
         return Finding(name, "unknown", f"{is_}; what torch has code for is not known: {codes.missing}")
     code = code_for(codes.value, kind)
+    if code is None and not all_readable(codes.value):
+        return Finding(name, "unknown", f"{is_}; torch's list of code has entries that can't be read: {codes.value}")
     if code is None:
         return Finding(name, "unfit", f"got {is_}, expected something that torch has code for: {codes.value}", CODE)
     if not code.ptx:
         return Finding(name, "fits", f"{is_} runs torch's code for {code.name}", CODE)
     cuda, offered = machine.torch_cuda.value, machine.driver_cuda.value
-    if offered and _older(offered, cuda):
+    offers, needs = _parsed(offered), _parsed(cuda)
+    if offers and needs and offers < needs:
         sentence = (
             f"got {is_}, for which torch has {code.name} alone, PTX of CUDA {cuda}; the driver compiles {offered}"
         )
@@ -204,6 +230,8 @@ def _torch(machine: Machine, matrix: Matrix) -> Iterator[Finding]:
     """Torch against what the release of Megatron asks for, and against the official wheels."""
     version = _parsed(machine.torch.value)
     if version is None:
+        if machine.torch:
+            yield Finding("torch", "unknown", f"got {machine.torch.value}, which can't be read as a version")
         return
     release = matrix.releases.get(machine.megatron_core.value)
     asked = release.requires_torch if release else ""
@@ -237,15 +265,11 @@ def _kinds(machine: Machine) -> Iterator[Finding]:
 
 def _container(machine: Machine) -> Iterator[Finding]:
     """The driver's files are there, and neither NVML nor ``nvidia-smi``: what that usually is."""
-    if machine.driver and machine.driver.missing:
-        sentence = f"known from {machine.driver.source} alone ({machine.driver.missing})"
-        if "version mismatch" in sentence:
-            todo = "reload the driver or reboot the node: its files were replaced while it ran"
-            yield Finding("driver", "unknown", sentence, NVML, todo)
-            return
-        # As the loader says it; a library that is there and refuses has another reason, and says that.
-        if "cannot open shared object file" in sentence:
-            sentence += "; if this is a container, NVIDIA_DRIVER_CAPABILITIES lacks utility"
+    if machine.driver and machine.driver.missing and not machine.refusal:
+        sentence = (
+            f"known from {machine.driver.source} alone ({machine.driver.missing}); if this is a container, "
+            "NVIDIA_DRIVER_CAPABILITIES lacks utility"
+        )
         yield Finding("driver", "note", sentence, CONTAINER)
 
 

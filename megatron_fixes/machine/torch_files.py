@@ -23,20 +23,29 @@ VERSION = "torch/version.py"
 LIBRARY = "torch/lib/libtorch_python.so"
 _CODE = re.compile(rb"\0((?:sm|compute)_\d+[af]?(?: (?:sm|compute)_\d+[af]?)*)(?=\0)")
 _MAX_CONSTANTS_BYTES = 64 << 20
+_MAX_VERSION_BYTES = 64 << 10
 
 
-def versions(folder: Path) -> dict[str, str]:
-    """The texts that ``version.py`` in torch's folder gives names to: ``__version__``, ``cuda``, ``hip``.
+def versions(folder: Path) -> dict[str, str | None]:
+    """What ``version.py`` in torch's folder gives names to: ``__version__``, ``cuda``, ``hip``; texts, and None.
 
     Raises:
         OSError: It can't be read.
-        SyntaxError, ValueError: It is no Python.
+        SyntaxError, ValueError: It is no Python, or none that anybody would write.
     """
-    found = {}
-    for node in ast.parse((folder / "version.py").read_bytes()).body:
+    with (folder / "version.py").open("rb") as file:
+        content = file.read(_MAX_VERSION_BYTES + 1)
+    if len(content) > _MAX_VERSION_BYTES:
+        raise ValueError(f"got more than {_MAX_VERSION_BYTES >> 10} KiB")
+    try:
+        body = ast.parse(content).body
+    except (MemoryError, RecursionError) as error:
+        raise ValueError("got expressions that are nested too deeply") from error
+    found: dict[str, str | None] = {}
+    for node in body:
         targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
         value = getattr(node, "value", None)
-        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+        if isinstance(value, ast.Constant) and isinstance(value.value, (str, type(None))):
             found.update({target.id: value.value for target in targets if isinstance(target, ast.Name)})
     return found
 

@@ -156,3 +156,28 @@ def test_apply_is_stopped_by_what_can_not_work_and_by_nothing_else(
     notes = json.loads(done.stdout).get("notes", [])
     assert len(notes) == bool(note)
     assert not note or note in notes[0]
+
+
+@pytest.mark.parametrize("files", [False, True])
+def test_a_driver_that_refuses_needs_doing(parts: Parts, files: bool) -> None:
+    parts.torch("2.11.0+cu130", "13.0", WHEEL)
+    parts.program("nvidia-smi", "echo 'Unable to determine the device handle for GPU3: Unknown Error'; exit 15")
+    if files:
+        parts.driver(NEW, "NVIDIA H200")
+        text = "from pathlib import Path\nfrom megatron_fixes.machine import reading\n_read = reading.read\n"
+        text += f"reading.read = lambda core: _read(core, proc=Path({str(parts.proc)!r}))\n"
+        parts.site.joinpath("sitecustomize.py").write_text(text)
+    done = run(parts, "doctor", "--check")
+    refused = "the driver refuses: nvidia-smi: Unable to determine the device handle for GPU3: Unknown Error"
+    assert [line for line in done.stdout.splitlines() if line.startswith("to do") and f"GPU: {refused}: " in line]
+    assert ("580.95.05" in done.stdout) == files
+    assert "no GPU here" not in done.stdout
+    assert done.returncode == 1
+
+
+def test_a_name_with_control_characters_is_shown_as_escapes(parts: Parts) -> None:
+    parts.torch("2.11.0+cu130", "13.0", WHEEL)
+    smi(parts, "NVIDIA \033[31mL4\007, 8.9")
+    done = run(parts, "doctor")
+    assert "1 x NVIDIA \\x1b[31mL4\\x07, compute capability 8.9" in done.stdout
+    assert not {"\x1b", "\x07"} & set(done.stdout)

@@ -16,6 +16,7 @@ import pytest
 from .conftest import Parts
 
 MISSING = "libnvidia-ml.so.1: cannot open shared object file: No such file or directory"
+ABSENT = "libnvidia-ml.so.1 is not here"
 SMI = """case "$*" in
 *compute_cap*) {query};;
 *query-gpu*) {old};;
@@ -116,7 +117,7 @@ def test_an_old_nvidia_smi_is_asked_without_the_compute_capability(parts: Parts)
 def test_a_refusal_of_nvidia_smi_is_the_reason(parts: Parts, script: str, why: str) -> None:
     parts.program("nvidia-smi", script)
     machine = parts.read()
-    assert machine["driver"] == {"missing": f"{MISSING}; {why}"}
+    assert machine["driver"] == {"missing": f"{ABSENT}; {why}"}
     assert "devices" not in machine
 
 
@@ -175,7 +176,7 @@ def test_the_drivers_own_version_is_taken(parts: Parts, line: str, version: str 
 def test_a_login_node_has_nothing_and_says_why(parts: Parts) -> None:
     parts.torch("2.11.0+cu130", "13.0", WHEEL)
     machine = parts.read()
-    assert machine["driver"] == machine["gpus"] == {"missing": f"{MISSING}; nvidia-smi is not on PATH"}
+    assert machine["driver"] == machine["gpus"] == {"missing": f"{ABSENT}; nvidia-smi is not on PATH"}
     assert machine["torch_cuda"] == {"value": "13.0", "source": "torch/version.py"}
     assert machine["torch_code"] == {"missing": "not looked for, as there is no GPU here"}
 
@@ -219,10 +220,28 @@ def test_a_build_without_cuda_is_told(parts: Parts, cuda: str | None, hip: str |
     assert machine["torch_cuda"] == machine["torch_code"] == machine["nccl"] == {"missing": why}
 
 
-def test_a_torch_whose_version_can_not_be_read_is_a_reason(parts: Parts) -> None:
+DAMAGED = {
+    "no Python": b"cuda = = 1\n",
+    "bytes": b"\xff\xfe\x00" * 20,
+    "brackets": b"cuda = " + b"(" * 10_000,
+    "signs": b"cuda = " + b"-" * 60_000 + b"1",
+    "endless": b"# \n" * 100_000,
+}
+
+
+@pytest.mark.parametrize("kind", ["read", "files"])
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_torch_whose_version_can_not_be_read_is_a_reason(parts: Parts, content: bytes, kind: str) -> None:
+    parts.driver("580.95.05", "NVIDIA L4")
     parts.torch("2.11.0", "13.0")
-    (parts.site / "torch" / "version.py").write_text("cuda = = 1\n")
-    assert parts.read()["torch_cuda"]["missing"].startswith("torch/version.py can't be read: ")
+    (parts.site / "torch" / "version.py").write_bytes(content)
+    assert parts.read(kind)["torch_cuda"]["missing"].startswith("torch/version.py can't be read: ")
+
+
+def test_a_torch_that_does_not_tell_its_cuda_is_no_build_without_it(parts: Parts) -> None:
+    parts.torch("2.11.0", "13.0")
+    (parts.site / "torch" / "version.py").write_text("__version__ = '2.11.0'\n")
+    assert parts.read()["torch_cuda"] == {"missing": "torch/version.py does not tell its CUDA version"}
 
 
 def test_nccl_is_that_of_torchs_cuda(parts: Parts) -> None:
@@ -275,6 +294,8 @@ cuda = _Space(nccl=_Space(version=lambda: (2, 28, 9)))
     [
         (TORCH, {"value": "sm_80 sm_90", "source": "torch itself"}),
         ("raise OSError('libcudart.so.13')", {"missing": "torch can't be imported: OSError: libcudart.so.13"}),
+        (f"print('Welcome to cluster X')\n{TORCH}", {"value": "sm_80 sm_90", "source": "torch itself"}),
+        ("print('Welcome'); import os; os._exit(0)", {"missing": "torch, when asked, gave no answer"}),
     ],
 )
 def test_torch_itself_can_be_asked(parts: Parts, text: str, code: dict[str, Any]) -> None:

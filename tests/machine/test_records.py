@@ -239,3 +239,67 @@ def test_a_rocm_build_is_told_as_such() -> None:
 def test_an_nvcc_of_torchs_own_version_is_not_worth_a_word(nvcc: str, told: int) -> None:
     machine = msgspec.structs.replace(record("h200"), nvcc=Reading(nvcc, "/usr/local/cuda/bin/nvcc"))
     assert len([finding for finding in judge(machine, MATRIX) if finding.subject == "nvcc"]) == told
+
+
+def changed(name: str, **values: str) -> Machine:
+    """A record with other values in some of its readings."""
+    machine = record(name)
+    return msgspec.structs.replace(
+        machine,
+        **{field: msgspec.structs.replace(getattr(machine, field), value=text) for field, text in values.items()},
+    )
+
+
+def said(machine: Machine, subject: str) -> list[tuple[str, bool]]:
+    return [(found.verdict, found.stops) for found in judge(machine, matrix(UNTESTED)) if found.subject == subject]
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ({"driver": "[N/A]"}, "unknown"),
+        ({"driver": "580.x"}, "unknown"),
+        ({"driver": "580.95.05-open"}, "fits"),
+        ({"driver": "550.54.15-open"}, "unfit"),
+        ({"driver": "580"}, "fits"),
+        ({"driver_cuda": "[N/A]"}, "unknown"),
+        ({"torch_cuda": "13.x"}, "unknown"),
+    ],
+)
+def test_a_version_that_can_not_be_read_decides_nothing(values: dict[str, str], verdict: str) -> None:
+    machine = changed("h200", **values)
+    if verdict == "unfit":
+        machine = msgspec.structs.replace(machine, driver_cuda=Reading(missing="not told"))
+    assert said(machine, "driver") == [(verdict, verdict == "unfit")]
+
+
+def test_a_version_of_torch_that_can_not_be_read_is_unknown() -> None:
+    assert said(changed("h200", torch="unknown"), "torch") == [("unknown", False)]
+
+
+@pytest.mark.parametrize(("names", "known"), [("sm_xx foo", False), ("sm_75 sm_xx", False), ("sm_75 sm_80", True)])
+def test_a_list_of_code_that_can_not_be_read_stops_nothing(names: str, known: bool) -> None:
+    assert said(changed("h200", torch_code=names), "NVIDIA H200")[0] == (
+        ("unfit", True) if known else ("unknown", False)
+    )
+
+
+@pytest.mark.parametrize(
+    "why", ["torch/version.py can't be read: x", "torch/version.py does not tell its CUDA version"]
+)
+def test_a_torch_whose_cuda_is_not_known_is_not_one_without(why: str) -> None:
+    machine = msgspec.structs.replace(record("h200"), torch_cuda=Reading(missing=why))
+    assert said(machine, "torch") == [("unknown", False)]
+
+
+@pytest.mark.parametrize("name", ["login-node", "h200", "container-without-nvml"])
+def test_a_refusal_is_unknown_with_something_to_do(name: str) -> None:
+    found = judge(msgspec.structs.replace(record(name), refusal="nvidia-smi: GPU is lost"), matrix(UNTESTED))
+    (refusal,) = [finding for finding in found if "GPU is lost" in finding.sentence]
+    assert (refusal.verdict, refusal.line) == ("unknown", "GPU: the driver refuses: nvidia-smi: GPU is lost")
+    assert refusal.todo
+    assert not any("no GPU here" in f.sentence or "if this is a container" in f.sentence for f in found)
+
+
+def test_what_a_terminal_would_obey_is_shown_as_escapes() -> None:
+    assert Finding("NVIDIA\x1b[31m\nH200", "note", "\x07\x9b é").line == "NVIDIA\\x1b[31m\\nH200: \\x07\\x9b é"
