@@ -7,6 +7,7 @@ machine that run it: run it where, and as, the job runs. Ends with 1 under ``--c
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +16,7 @@ from megatron_fixes.cli import machine as machine_block
 from megatron_fixes.cli import output
 from megatron_fixes.cli.options import GATED, json_option, note_tree_here
 from megatron_fixes.config import ALL, FIXES, asked_fixes
+from megatron_fixes.machine.finding import printable
 from megatron_fixes.machine.packages import Package, packages
 from megatron_fixes.patching.ids import did_you_mean, id_of
 
@@ -48,7 +50,9 @@ def megatron_core(catalog: Catalog) -> tuple[Package, list[Row], str]:
 
 def overlay_line(facts: Facts, no_overlay: str) -> str:
     """Whether a job started now would run with the overlay, and why; ``no_overlay`` as in ``advice``."""
-    asked = _asked(facts)
+    asked, written = _asked(facts), os.environ.get(FIXES)
+    if not asked and written:
+        return f"off: MEGATRON_FIXES is {written!r}, which names no fix; MEGATRON_FIXES=all turns it on"
     if not asked:
         return "off: MEGATRON_FIXES is not set; MEGATRON_FIXES=all turns it on"
     if facts.pth_problem:
@@ -74,7 +78,7 @@ def advice(found: Sequence[Package], rows: Sequence[Row], facts: Facts, catalog:
     todo += facts.setting_problems
     slugs, asked = _slugs(catalog), _asked_ids(facts, catalog)
     todo += [
-        f"MEGATRON_FIXES: no fix is called {name}; {did_you_mean(name, slugs, ALL)}".rstrip("; ")
+        f"MEGATRON_FIXES: no fix is called {name}; {did_you_mean(name, slugs, ALL) or 'known: ' + ', '.join(slugs)}"
         for name in asked
         if name != ALL and name not in slugs
     ]
@@ -141,7 +145,7 @@ def _print_packages(found: Sequence[Package]) -> None:
     for package in found:
         text = "none" if package.version is None else f"{package.version}  {package.where}"
         note = f"  ({package.note})" if package.note else ""
-        output.labelled(package.name, text + note, _LABEL, wrap=False)
+        output.labelled(package.name, printable(text + note), _LABEL, wrap=False)
     output.say()
 
 
@@ -186,8 +190,8 @@ def doctor_command(check: bool, import_torch: bool, as_json: bool) -> int:
     catalog = load(compiled=True)
     core, rows, no_overlay = megatron_core(catalog)
     gated = [fix_id for fix_id in catalog.matrix.fixes if catalog.is_gated(fix_id)]
-    found = [*packages(), core]
     machine, findings = machine_block.look(core, catalog.matrix, import_torch=import_torch)
+    found = [*packages(machine.torch.value), core]
     todo = machine_block.todo(findings) + advice(found, rows, facts, catalog, no_overlay)
     if as_json:
         output.print_json(_to_json(found, rows, facts, gated, machine_block.to_json(machine, findings), todo))

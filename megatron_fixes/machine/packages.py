@@ -2,8 +2,9 @@
 """Which packages a training job in this environment would get, found from metadata and files alone.
 
 Nothing is imported: a package is where the import system would look first, its version what its distribution's
-metadata says. Apex is told apart by its files, since an unrelated project has that name on PyPI and so the same
-metadata: NVIDIA's has ``multi_tensor_apply`` and ``contrib`` packages. Not handled: whether a package works.
+metadata says, and for torch what is judged, as ``reading`` tells it. Apex is told apart by its files, since an
+unrelated project has that name on PyPI and so the same metadata: NVIDIA's has ``multi_tensor_apply`` and ``contrib``
+packages. Not handled: whether a package works.
 """
 
 from __future__ import annotations
@@ -49,12 +50,15 @@ def version(*distributions: str) -> str | None:
     return None
 
 
-def _plain(name: str, module: str, *distributions: str) -> Package:
+def _plain(name: str, module: str, *distributions: str, told: str = "") -> Package:
     folder = place(module)
     if folder is None:
         return Package(name, None, None)
     known = version(*distributions)
-    return Package(name, known or "unknown", str(folder), "" if known else "no metadata: a source tree on the path?")
+    note = "" if known else "no metadata: a source tree on the path?"
+    if known and told and told != known:
+        note = f"its metadata says {known}"
+    return Package(name, told or known or "unknown", str(folder), note)
 
 
 def apex_kind(folder: Path) -> str:
@@ -73,11 +77,15 @@ def _apex() -> Package:
     return Package("apex", known, str(folder), "not NVIDIA Apex but an unrelated project of that name: uninstall it")
 
 
-def packages() -> tuple[Package, ...]:
-    """Python, torch, TransformerEngine and Apex, as a job of this interpreter would find them."""
+def packages(torch: str = "") -> tuple[Package, ...]:
+    """Python, torch, TransformerEngine and Apex, as a job of this interpreter would find them.
+
+    Args:
+        torch: The version of torch that is judged, where it is known.
+    """
     return (
         Package("Python", platform.python_version(), sys.executable),
-        _plain("torch", "torch", "torch"),
+        _plain("torch", "torch", "torch", told=torch),
         _apex(),
         _plain("TransformerEngine", "transformer_engine", *TRANSFORMER_ENGINE),
     )

@@ -77,11 +77,12 @@ def decide(
 
 def unknown_ids(asked: Sequence[str], slugs: Mapping[str, str]) -> list[Refusal]:
     """A refusal for every name that is not one of a known fix; ``slugs`` by id."""
+    known = f"correct MEGATRON_FIXES (known: {', '.join(slugs)})"
     return [
         Refusal(
             "unknown-id",
             f"{fix} is not in force: no fix has that id",
-            f"{did_you_mean(fix, slugs, ALL)}correct MEGATRON_FIXES (known: {', '.join(slugs)})",
+            f"{near} correct MEGATRON_FIXES" if (near := did_you_mean(fix, slugs, ALL)) else known,
             fix=fix,
         )
         for fix in asked

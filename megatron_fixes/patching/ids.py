@@ -28,25 +28,24 @@ def id_of(name: str, slugs: Mapping[str, str]) -> str:
 
 
 def did_you_mean(name: str, slugs: Mapping[str, str], *others: str) -> str:
-    """A question that names the nearest id, slug, or other word, with a space after it; empty if none is near."""
+    """A question that names the nearest id, slug, or other word; empty if none is near."""
     near = nearest(name, (*others, *slugs, *slugs.values()))
-    return f"did you mean {near}? " if near else ""
+    return f"did you mean {near}?" if near else ""
 
 
 def known_fixes(matrix: Matrix, names: Iterable[str]) -> tuple[str, ...]:
     """The ids of fixes that are named, each once.
 
     Raises:
-        UsageError: Unknown; the hint has the nearest name, and lists what is known.
+        UsageError: Unknown; the hint has the nearest name, or else lists what is known.
     """
     slugs = {fix_id: fix.slug for fix_id, fix in matrix.fixes.items()}
     found = {id_of(name, slugs): name for name in names}
     unknown = [name for fix_id, name in found.items() if fix_id not in slugs]
     if unknown:
-        near = did_you_mean(unknown[0], slugs)
+        near = did_you_mean(unknown[0], slugs) or f"name some of {', '.join(slugs)}."
         raise UsageError(
             f"got {', '.join(name or 'an empty text' for name in unknown)}, expected ids or slugs of known fixes",
-            hint=f"{near[:1].upper() + near[1:]}Name some of {', '.join(slugs)}; "
-            "`megatron-fixes list` says what they are.",
+            hint=f"{near[:1].upper()}{near[1:]} `megatron-fixes list` says what there is.",
         )
     return tuple(found)

@@ -205,3 +205,18 @@ def test_a_fix_that_there_is_not_needs_doing_and_the_nearest_is_named(word: str,
 
 def test_no_megatron_at_all_needs_doing() -> None:
     assert any("megatron-core: none found" in sentence for sentence in report()["todo"])
+
+
+@pytest.mark.parametrize("word", ["off", "none", ","])
+def test_a_setting_that_names_no_fix_is_not_called_unset(word: str) -> None:
+    said = f"off: MEGATRON_FIXES is {word!r}, which names no fix; MEGATRON_FIXES=all turns it on"
+    assert said in doctor(MEGATRON_FIXES=word).stdout
+    assert "off: MEGATRON_FIXES is not set" in doctor(MEGATRON_FIXES="").stdout
+
+
+def test_all_fixes_are_named_only_where_none_is_near() -> None:
+    known = f"; known: {', '.join(CATALOG.matrix.fixes)}"
+    (far,) = [told for told in report(MEGATRON_FIXES="xyzzy")["todo"] if "no fix is called" in told]
+    (near,) = [told for told in report(MEGATRON_FIXES="MF003")["todo"] if "no fix is called" in told]
+    assert far.endswith(known)
+    assert known not in near

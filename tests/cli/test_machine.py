@@ -181,3 +181,11 @@ def test_a_name_with_control_characters_is_shown_as_escapes(parts: Parts) -> Non
     done = run(parts, "doctor")
     assert "1 x NVIDIA \\x1b[31mL4\\x07, compute capability 8.9" in done.stdout
     assert not {"\x1b", "\x07"} & set(done.stdout)
+
+
+def test_doctor_shows_the_version_of_torch_that_it_judges(parts: Parts) -> None:
+    parts.torch("2.11.0+cu130", "13.0", WHEEL)
+    parts.distribution("torch", "2.9.0")
+    line = f"torch  2.11.0+cu130  {parts.site / 'torch'}  (its metadata says 2.9.0)"
+    assert line in lines_of(run(parts, "doctor"))
+    assert next(p["version"] for p in report(parts)["packages"] if p["name"] == "torch") == "2.11.0+cu130"

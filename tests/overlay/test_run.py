@@ -39,8 +39,8 @@ def test_slugs_are_as_good_as_ids() -> None:
 
 def test_the_name_that_was_probably_meant_is_told(env: Any) -> None:
     done = env.run("import megatron.core.distributed", on="al,MF901")
-    assert "al is not in force: no fix has that id; did you mean all? correct MEGATRON_FIXES (known: " in done.stderr
-    assert "MF901 is not in force: no fix has that id; did you mean MF9001? correct MEGATRON_FIXES" in done.stderr
+    assert "al is not in force: no fix has that id; did you mean all? correct MEGATRON_FIXES\n" in done.stderr
+    assert "MF901 is not in force: no fix has that id; did you mean MF9001? correct MEGATRON_FIXES\n" in done.stderr
 
 
 def test_a_fix_that_is_asked_for_by_name_and_not_needed_is_told(env: Any) -> None:
