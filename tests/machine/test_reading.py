@@ -225,6 +225,7 @@ DAMAGED = {
     "bytes": b"\xff\xfe\x00" * 20,
     "brackets": b"cuda = " + b"(" * 10_000,
     "signs": b"cuda = " + b"-" * 60_000 + b"1",
+    "dots": b"cuda = a" + b".b" * 30_000,
     "endless": b"# \n" * 100_000,
 }
 
