@@ -16,7 +16,9 @@ from megatron_fixes.errors import UsageError
 SUMS = "SHA256SUMS"
 SIGNATURE = "SHA256SUMS.sig"
 KEYLESS = "SHA256SUMS.sigstore.json"
-VERSION = re.compile(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?")
+# As PEP 440 writes it: one text for each version, so no leading zeros, and no digits but ASCII's.
+_NUMBER = r"(?:0|[1-9][0-9]*)"
+VERSION = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(?:(?:a|b|rc){_NUMBER})?")
 
 
 @dataclass(frozen=True)

@@ -159,9 +159,22 @@ def test_another_version_is_refused(clone: Path, scripts: Scripts) -> None:
     find_source = scripts("build_release").find_source
     with pytest.raises(RefusedError, match=r"expected 9\.9\.9"):
         find_source(clone, "v9.9.9")
-    for text in ("", "v", "1", "v1.0", "latest", "v1.0.0/../x", "v1.0.0\n"):
-        with pytest.raises(UsageError, match="got the version"):
-            find_source(clone, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "v", "1", "v1.0", "latest", "v1.0.0/../x", "v1.0.0\n", "v00.1.0", "v0.01.0", "v0.1.00", "v0.1.0rc01"]
+    + ["v\u0660.1.0", "v0.1.\uff11", "vv0.1.0"],
+)
+def test_what_is_no_version_is_the_users_mistake(text: str) -> None:
+    with pytest.raises(UsageError, match="got the version"):
+        layout.parse_version(text)
+    assert layout.version_of(layout.Layout(text.removeprefix("v")).summed) is None
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "10.20.30", "0.2.0rc1", "1.0.0a0", "1.0.0b12"])
+def test_a_version_is_one_with_a_v_and_without(version: str) -> None:
+    assert layout.parse_version(f"v{version}") == layout.parse_version(version) == version
 
 
 def test_a_link_in_the_commit_is_refused(clone: Path, scripts: Scripts, tmp_path: Path) -> None:
