@@ -14,6 +14,7 @@ import click
 
 from megatron_fixes.cli import output
 from megatron_fixes.cli.options import json_option
+from megatron_fixes.errors import UsageError
 from megatron_fixes.patching.shell import shown
 
 if TYPE_CHECKING:
@@ -60,9 +61,12 @@ def _print(report: Report) -> None:
 @click.command("verify")
 @click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--key", type=click.Path(path_type=Path), help="The signer's public key, or an allowed_signers file.")
+@click.option("--identity", metavar="NAME", help="Who of an allowed_signers file signs (megatron-fixes-release).")
 @click.option("--allow-unsigned", is_flag=True, help="Check all but the signature where there is none, or no key.")
 @json_option
-def verify_command(paths: tuple[Path, ...], key: Path | None, allow_unsigned: bool, as_json: bool) -> int:
+def verify_command(
+    paths: tuple[Path, ...], key: Path | None, identity: str | None, allow_unsigned: bool, as_json: bool
+) -> int:
     """Check files of a release: signature, sums, manifest, provenance.
 
     FILE is a folder with a whole release, or files beside their SHA256SUMS and SHA256SUMS.sig.
@@ -71,8 +75,11 @@ def verify_command(paths: tuple[Path, ...], key: Path | None, allow_unsigned: bo
     from megatron_fixes.release.signature import verify
     from megatron_fixes.release.verify import check
 
+    if identity == "" or (identity and key is None):
+        message = "got --identity with no name or without --key, expected a name in an allowed_signers file"
+        raise UsageError(message, hint="Name the file with --key.")
     files, chosen = read_release(paths)
-    signed = None if key is None else lambda sums, sidecar: verify(sums, sidecar, key)
+    signed = None if key is None else lambda sums, sidecar: verify(sums, sidecar, key, identity)
     report = check(files, signed, chosen=chosen, allow_unsigned=allow_unsigned)
     if as_json:
         output.print_json(_to_json(report, sorted(files)))

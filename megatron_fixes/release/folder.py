@@ -7,6 +7,8 @@ files are read once, so what is checked is what was read. Not handled: what happ
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,12 +47,28 @@ def read_release(paths: Sequence[Path]) -> tuple[dict[str, bytes], set[str] | No
     return {**files, **{path.name: _read(path) for path in beside if path.is_file()}}, names
 
 
-def _read(path: Path) -> bytes:
+def read_regular(path: Path, limit: int, expected: str) -> bytes:
+    """Read a file that has an end: a fifo would wait for its writer, and a device may go on for ever.
+
+    Args:
+        path: Of the file; a link to one will do.
+        limit: The most bytes it may have.
+        expected: What it should be, for messages.
+
+    Raises:
+        UsageError: It is not there, can't be read, is no regular file, or has more bytes.
+    """
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UsageError(f"got a fifo or a device, expected {expected} as a regular file", context=str(path))
+            content = file.read(limit + 1)
     except OSError as error:
-        raise UsageError(f"got '{error.strerror}', expected a file of a release", context=str(path)) from None
-    if len(content) > MAX_BYTES:
-        raise UsageError(f"got more than {MAX_BYTES} bytes, expected a file of a release", context=str(path))
+        raise UsageError(f"got '{error.strerror}', expected {expected}", context=str(path)) from None
+    if len(content) > limit:
+        raise UsageError(f"got more than {limit} bytes, expected {expected}", context=str(path))
     return content
+
+
+def _read(path: Path) -> bytes:
+    return read_regular(path, MAX_BYTES, "a file of a release")

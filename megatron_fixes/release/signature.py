@@ -3,7 +3,8 @@
 
 - The namespace is part of what is signed: a signature made for git or for mail is none of a release.
 - Whoever verifies brings the key: a public key, or an allowed_signers file as ssh-keygen and git use it. The key in the
-  signature itself proves nothing.
+  signature itself proves nothing. Of an allowed_signers file only those count who stand in it for the namespace's name,
+  or for the one that is asked for: it lists people who sign commits, too, and they sign no releases.
 - Without a key the sidecar begins with ``UNSIGNED``; it is a text that no key verifies, so it can't be taken for one.
 - A signature is taken in the one form that ssh-keygen writes, so no byte of it can change unnoticed.
 
@@ -17,17 +18,18 @@ import binascii
 import os
 import subprocess
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 from megatron_fixes.errors import RefusedError, UsageError
+from megatron_fixes.release.folder import read_regular
 from megatron_fixes.release.layout import SIGNATURE
 
 NAMESPACE = "megatron-fixes-release"
 UNSIGNED = b"UNSIGNED: this release was built without a key, so nothing says whose SHA256SUMS these are.\n"
 _BEGIN, _END = b"-----BEGIN SSH SIGNATURE-----\n", b"-----END SSH SIGNATURE-----\n"
-_KEY_TYPES = ("ssh-", "sk-ssh-", "ecdsa-", "sk-ecdsa-")
 _COLUMNS = 70
-_MAX_SIGNERS = 64
+_MAX_KEYS = 2**20
 
 
 def is_unsigned(signature: bytes) -> bool:
@@ -64,60 +66,87 @@ def public_half(key: Path) -> bytes:
     return done.stdout
 
 
-def verify(sums: bytes, signature: bytes, key: Path) -> str:
+def verify(sums: bytes, signature: bytes, key: Path, identity: str | None = None) -> str:
     """Check that a key that we were given has signed these sums.
 
     Args:
         sums: The bytes of ``SHA256SUMS``.
         signature: The bytes of its sidecar.
         key: A public key or an allowed_signers file.
+        identity: The principal in an allowed_signers file who may sign; None for ``megatron-fixes-release``.
 
     Returns:
         Who signed, as ssh-keygen says it.
 
     Raises:
-        UsageError: ``key`` is neither.
+        UsageError: ``key`` is neither, or a public key with an ``identity``.
         RefusedError: There is no signature of that key over these sums.
     """
-    identities, signers = _signers(key)
+    signers = _signers(key, identity)
     if is_unsigned(signature):
         raise RefusedError("UNSIGNED: got no signature, expected one of the key that was given", context=SIGNATURE)
     _require_form(signature)
-    said = ""
+    name = NAMESPACE if identity is None else identity
     with tempfile.TemporaryDirectory(prefix="megatron-fixes-") as folder:
         allowed, sidecar = Path(folder, "allowed_signers"), Path(folder, "signature")
         allowed.write_bytes(signers)
         sidecar.write_bytes(signature)
-        for identity in identities:
-            options = ["-f", str(allowed), "-I", identity, "-n", NAMESPACE, "-s", str(sidecar)]
-            done = _ssh_keygen(["-Y", "verify", *options], sums)
-            if done.returncode == 0:
-                return _said(done)
-            said = _said(done)
-    message = f"got no good signature of the key in {key} over these sums: {said}"
-    raise RefusedError(message, context=SIGNATURE, hint="Don't use these files; fetch them and the key again.")
+        options = ["-f", str(allowed), "-I", name, "-n", NAMESPACE, "-s", str(sidecar)]
+        done = _ssh_keygen(["-Y", "verify", *options], sums)
+    if done.returncode == 0:
+        return _said(done)
+    message = f"got no good signature of the key in {key} over these sums, for the name {name}: {_said(done)}"
+    hint = "Don't use these files; fetch them and the key again."
+    raise RefusedError(message, context=SIGNATURE, hint=hint)
 
 
-def _signers(key: Path) -> tuple[list[str], bytes]:
-    """Return the identities to ask for, and an allowed_signers file."""
-    try:
-        text = key.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"got a key that can't be read ({error}), expected a public key", context=str(key)) from None
+def _signers(key: Path, identity: str | None) -> bytes:
+    """Return an allowed_signers file: the one that was given, or one for the public keys that were."""
+    expected = "a public key or an allowed_signers file"
     hint = "Name a file such as id_ed25519.pub, or an allowed_signers file."
+    content = read_regular(key, _MAX_KEYS, expected)
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"got what is no text, expected {expected}", context=str(key), hint=hint) from None
     if "PRIVATE KEY" in text:
         raise UsageError("got a private key, expected a public one", context=str(key), hint=hint)
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    lines = [line.strip() for line in text.split("\n") if line.strip() and not line.lstrip().startswith("#")]
     if not lines:
-        raise UsageError("got a file without any key", context=str(key), hint=hint)
-    if all(line.startswith(_KEY_TYPES) for line in lines):
-        allowed = "".join(f'{NAMESPACE} namespaces="{NAMESPACE}" {line}\n' for line in lines)
-        return [NAMESPACE], allowed.encode()
-    names = dict.fromkeys(name for line in lines for name in line.split()[0].strip('"').split(","))
-    identities = [name for name in names if name and not name.startswith(("!", "-"))]
-    if not identities or len(identities) > _MAX_SIGNERS or any(len(line.split()) < 3 for line in lines):
-        raise UsageError(f"got neither a key nor up to {_MAX_SIGNERS} allowed signers", context=str(key), hint=hint)
-    return identities, text.encode()
+        raise UsageError(f"got a file without any key, expected {expected}", context=str(key), hint=hint)
+    places = [_place_of_key(line) for line in lines]
+    if not any(places) and None not in places:
+        if identity is not None:
+            message = f"got the identity {identity!r} with a public key, which names nobody"
+            raise UsageError(message, context=str(key), hint="Leave --identity out, or name an allowed_signers file.")
+        return "".join(f'{NAMESPACE} namespaces="{NAMESPACE}" {line}\n' for line in lines).encode()
+    if odd := next((line for line, place in zip(lines, places, strict=True) if not place), None):
+        raise UsageError(f"got the line {odd[:80]!r}, expected {expected}", context=str(key), hint=hint)
+    return content
+
+
+def _place_of_key(line: str) -> int | None:
+    """At which word of a line a public key begins: 0 in a key file; None if there is no whole key.
+
+    A principal may look like the name of a key type; the key's own bytes begin with that name.
+    """
+    words = line.split()
+    return next((at for at, pair in enumerate(pairwise(words)) if _is_key(*pair)), None)
+
+
+def _is_key(kind: str, text: str) -> bool:
+    try:
+        rest = base64.b64decode(text, validate=True)
+    except ValueError:
+        return False
+    parts = []
+    while rest:  # strings, each behind its length (Source: RFC 4253, 6.6)
+        size = int.from_bytes(rest[:4], "big")
+        parts.append(rest[4 : 4 + size])
+        if len(rest) < 4 + size:
+            return False
+        rest = rest[4 + size :]
+    return len(parts) > 1 and parts[0] == kind.encode()
 
 
 def _require_form(signature: bytes) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -89,9 +90,28 @@ def test_mistakes_are_the_users(folder: Path, released: Released, capsys: pytest
         [folder],
         [released.folder, "--key", folder / "none"],
         [released.folder, "--key", released.key],
+        [released.folder, "--key", released.public, "--identity", ""],
+        [released.folder, "--identity", "me"],
     ):
         code, _, err = run(capsys, *arguments)
         assert (code, "error: got" in err or "missing argument" in err) == (2, True), arguments
+
+
+def test_a_name_in_an_allowed_signers_file_is_asked_for(
+    released: Released, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "allowed_signers"
+    file.write_text(f"me@example.invalid {released.public.read_text()}", encoding="utf-8")
+    assert run(capsys, released.folder, "--key", file)[0] == 1
+    assert run(capsys, released.folder, "--key", file, "--identity", "me@example.invalid")[0] == 0
+
+
+@pytest.mark.timeout(60)
+def test_a_fifo_is_not_waited_for(folder: Path, released: Released, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(folder / "fifo")
+    for arguments in ([folder / "fifo"], [released.folder, "--key", folder / "fifo"]):
+        code, _, err = run(capsys, *arguments)
+        assert (code, "got a fifo or a device" in err) == (2, True), err
 
 
 def test_a_link_in_a_release_is_refused(folder: Path, released: Released, capsys: pytest.CaptureFixture[str]) -> None:

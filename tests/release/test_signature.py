@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import subprocess
 from pathlib import Path
 
@@ -105,34 +106,79 @@ def allowed(folder: Path, line: str, key: Path) -> Path:
 @pytest.mark.parametrize(
     "line",
     [
-        "me@example.invalid",
-        "a@b.invalid,me@example.invalid",
-        "*@example.invalid",
-        'me namespaces="megatron-fixes-release"',
+        "megatron-fixes-release",
+        "me@example.invalid,megatron-fixes-release",
+        "megatron-fixes-*",
+        '"megatron-fixes-release" namespaces="megatron-fixes-release"',
     ],
 )
 def test_an_allowed_signers_file_names_the_signer(
     line: str, keys: dict[str, Path], good: bytes, tmp_path: Path
 ) -> None:
-    signer = signature.verify(SUMS, good, allowed(tmp_path, line, keys["ours"]))
-    assert "Good" in signer
+    assert 'Good "megatron-fixes-release"' in signature.verify(SUMS, good, allowed(tmp_path, line, keys["ours"]))
     with pytest.raises(RefusedError, match="no good signature"):
         signature.verify(SUMS, good, allowed(tmp_path, line, keys["theirs"]))
 
 
-@pytest.mark.parametrize("line", ['me namespaces="git"', 'me valid-before="20200101"', "!me"])
+NAMES = {
+    "me@example.invalid": "me@example.invalid",
+    "a@b.invalid,me@example.invalid": "me@example.invalid",
+    "*@example.invalid": "me@example.invalid",
+    '"our signer"': "our signer",
+    '"a b,our signer" namespaces="megatron-fixes-release"': "our signer",
+    "ssh-admin": "ssh-admin",
+    "ssh-ed25519": "ssh-ed25519",
+}
+
+
+@pytest.mark.parametrize("line", NAMES)
+def test_whoever_signs_something_else_signs_releases_only_when_asked_for(
+    line: str, keys: dict[str, Path], good: bytes, tmp_path: Path
+) -> None:
+    file = allowed(tmp_path, line, keys["ours"])
+    with pytest.raises(RefusedError, match="for the name megatron-fixes-release"):
+        signature.verify(SUMS, good, file)
+    assert "Good" in signature.verify(SUMS, good, file, NAMES[line])
+    with pytest.raises(RefusedError, match="for the name you"):
+        signature.verify(SUMS, good, file, "you")
+
+
+def test_a_public_key_has_no_names(keys: dict[str, Path], good: bytes) -> None:
+    with pytest.raises(UsageError, match="names nobody"):
+        signature.verify(SUMS, good, public(keys["ours"]), "me")
+
+
+@pytest.mark.parametrize("line", ['NAME namespaces="git"', 'NAME valid-before="20200101"', "!NAME", "!NAME,*"])
 def test_what_an_allowed_signers_file_excludes_is_refused(
     line: str, keys: dict[str, Path], good: bytes, tmp_path: Path
 ) -> None:
-    with pytest.raises((RefusedError, UsageError)):
-        signature.verify(SUMS, good, allowed(tmp_path, line, keys["ours"]))
+    file = allowed(tmp_path, line.replace("NAME", signature.NAMESPACE), keys["ours"])
+    with pytest.raises(RefusedError, match="no good signature"):
+        signature.verify(SUMS, good, file)
 
 
-@pytest.mark.parametrize("content", [b"", b"# nothing\n", b"\xff\xfe", b"word\n", b"two words\n"])
-def test_what_is_no_key_is_the_users_mistake(content: bytes, good: bytes, tmp_path: Path) -> None:
+NO_KEYS = [b"", b"# nothing\n", b"\xff\xfe", b"word\n", b"two words\n", b"a b c\n", b"ssh-ed25519 AAAA c\n"]
+
+
+@pytest.mark.parametrize("content", [*NO_KEYS, b"KEY", b"MIXED", b"x" * (2**20 + 1)])
+def test_what_is_no_key_is_the_users_mistake(
+    content: bytes, keys: dict[str, Path], good: bytes, tmp_path: Path
+) -> None:
+    whole = public(keys["ours"]).read_bytes()
+    kind, blob, _ = whole.split(b" ", 2)
+    content = {b"KEY": b" ".join((kind, blob[:-12])), b"MIXED": whole + b"me " + whole}.get(content, content)
     (tmp_path / "key").write_bytes(content)
     with pytest.raises(UsageError):
         signature.verify(SUMS, good, tmp_path / "key")
+
+
+@pytest.mark.timeout(20)
+def test_a_key_without_an_end_is_not_waited_for(good: bytes, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for path in (tmp_path / "fifo", tmp_path / "link", Path("/dev/zero"), tmp_path):
+        with pytest.raises(UsageError, match="expected a public key"):
+            signature.verify(SUMS, good, path)
 
 
 def test_a_private_key_to_verify_with_is_refused(keys: dict[str, Path], good: bytes) -> None:
@@ -141,7 +187,7 @@ def test_a_private_key_to_verify_with_is_refused(keys: dict[str, Path], good: by
 
 
 def test_a_key_that_is_not_there_is_the_users_mistake(tmp_path: Path, good: bytes) -> None:
-    with pytest.raises(UsageError, match="can't be read"):
+    with pytest.raises(UsageError, match="No such file"):
         signature.verify(SUMS, good, tmp_path / "none.pub")
     with pytest.raises(UsageError, match="no such file"):
         signature.sign(SUMS, tmp_path / "none")
