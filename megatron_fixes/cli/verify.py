@@ -71,7 +71,7 @@ def verify_command(
 
     FILE is a folder with a whole release, or files beside their SHA256SUMS and SHA256SUMS.sig.
     """
-    from megatron_fixes.release.folder import read_release
+    from megatron_fixes.release.folder import left_out, read_release
     from megatron_fixes.release.signature import verify
     from megatron_fixes.release.verify import check
 
@@ -81,6 +81,7 @@ def verify_command(
     files, chosen = read_release(paths)
     signed = None if key is None else lambda sums, sidecar: verify(sums, sidecar, key, identity)
     report = check(files, signed, chosen=chosen, allow_unsigned=allow_unsigned)
+    report.unchecked += [f"{shown(name)}: not part of the release" for name in left_out(paths)]
     if as_json:
         output.print_json(_to_json(report, sorted(files)))
     else:

@@ -2,7 +2,8 @@
 """The files of a release on disk: which ones a person means, and their bytes.
 
 A folder means the whole release in it, a file that one file; ``SHA256SUMS`` and its signature are those beside it. All
-files are read once, so what is checked is what was read. Not handled: what happens to the files afterwards.
+files are read once, so what is checked is what was read. What lies in a folder under a name that nobody takes for a
+release's (a key, notes) is named and not read. Not handled: what happens to the files afterwards.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from megatron_fixes.errors import UsageError
 from megatron_fixes.release.archive import MAX_BYTES
-from megatron_fixes.release.layout import SIGNATURE, SUMS
+from megatron_fixes.release.layout import SIGNATURE, SUMS, looks_like_ours
 
 
 def read_release(paths: Sequence[Path]) -> tuple[dict[str, bytes], set[str] | None]:
@@ -24,15 +25,19 @@ def read_release(paths: Sequence[Path]) -> tuple[dict[str, bytes], set[str] | No
         paths: One folder, or files of one folder.
 
     Returns:
-        Content by name, and the names that were asked for; None for the whole folder.
+        Content by name, without what ``left_out`` names; and the names that were asked for, None for the whole folder.
 
     Raises:
         UsageError: A path is not there or can't be read, or they lie in several folders.
     """
     if len(paths) == 1 and paths[0].is_dir():
-        found = sorted(path for path in paths[0].iterdir())
+        found = sorted(path for path in paths[0].iterdir() if looks_like_ours(path.name))
         if odd := next((path for path in found if not path.is_file() or path.is_symlink()), None):
-            raise UsageError("got a link or a folder beside a release, expected its files only", context=str(odd))
+            raise UsageError(
+                "got a link or a folder under a name like a release's, expected files only",
+                context=str(odd),
+                hint="Take it away; what a tarball holds belongs into another, new folder.",
+            )
         return {path.name: _read(path) for path in found}, None
     folders = {path.parent for path in paths}
     if len({folder.resolve() for folder in folders}) != 1:
@@ -45,6 +50,15 @@ def read_release(paths: Sequence[Path]) -> tuple[dict[str, bytes], set[str] | No
     beside = [folder / name for folder in [folders.pop()] for name in (SUMS, SIGNATURE) if name not in names]
     files = {path.name: _read(path) for path in paths}
     return {**files, **{path.name: _read(path) for path in beside if path.is_file()}}, names
+
+
+def left_out(paths: Sequence[Path]) -> list[str]:
+    """What lies in the folder that some paths name and is not read, since nobody takes it for a release's file."""
+    if len(paths) != 1 or not paths[0].is_dir():
+        return []
+    return [
+        f"{path.name}{'/' * path.is_dir()}" for path in sorted(paths[0].iterdir()) if not looks_like_ours(path.name)
+    ]
 
 
 def read_regular(path: Path, limit: int, expected: str) -> bytes:

@@ -16,6 +16,8 @@ from megatron_fixes.errors import UsageError
 SUMS = "SHA256SUMS"
 SIGNATURE = "SHA256SUMS.sig"
 KEYLESS = "SHA256SUMS.sigstore.json"
+# What people install, unpack, or take for what tells them whether they may.
+_ENDINGS = (".whl", ".tar.gz", ".tgz", ".zip", ".cdx.json", ".intoto.json", ".sig", ".sigstore.json")
 # As PEP 440 writes it: one text for each version, so no leading zeros, and no digits but ASCII's.
 _NUMBER = r"(?:0|[1-9][0-9]*)"
 VERSION = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(?:(?:a|b|rc){_NUMBER})?")
@@ -83,6 +85,15 @@ def parse_version(text: str) -> str:
     if not VERSION.fullmatch(version):
         raise UsageError(f"got the version {text!r}, expected one such as v0.1.0 or v0.2.0rc1")
     return version
+
+
+def looks_like_ours(name: str) -> bool:
+    """Whether a name can be taken for one of a release's files, of any version and however it is written.
+
+    Such a file may not lie beside a release unless its sums list it; any other is nobody's business but its owner's.
+    """
+    letters = "".join(character for character in name.casefold() if character.isalnum())
+    return letters.startswith(("megatronfixes", "sha256sums")) or name.casefold().endswith(_ENDINGS)
 
 
 def version_of(names: tuple[str, ...]) -> str | None:

@@ -82,12 +82,10 @@ def test_a_signed_release_without_a_key_is_not_good(released: Released, capsys: 
 
 
 def test_mistakes_are_the_users(folder: Path, released: Released, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "below").mkdir()
     for arguments in (
         [],
         [folder / "none"],
         [folder / LAYOUT.wheel, released.folder / LAYOUT.sdist],
-        [folder],
         [released.folder, "--key", folder / "none"],
         [released.folder, "--key", released.key],
         [released.folder, "--key", released.public, "--identity", ""],
@@ -118,6 +116,47 @@ def test_a_link_in_a_release_is_refused(folder: Path, released: Released, capsys
     (folder / LAYOUT.sbom).unlink()
     (folder / LAYOUT.sbom).symlink_to(released.folder / LAYOUT.sbom)
     assert run(capsys, folder, "--key", released.public)[0] == 2
+
+
+def test_what_is_no_part_of_a_release_is_named_and_not_called_good(
+    folder: Path, released: Released, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("key.pub", "signers", "a\x1b[2Jb", "notes.txt"):
+        (folder / name).write_text("x", encoding="utf-8")
+    os.mkfifo(folder / "fifo")
+    (folder / "checked").mkdir()
+    (folder / "link").symlink_to("/dev/zero")
+    code, out, _ = run(capsys, folder, "--key", released.public)
+    assert (code, "WRONG" in out, "\x1b[2J" in out) == (0, False, False)
+    said = [line for line in out.splitlines() if line.startswith("left out")]
+    assert len(said) == 7 and all(line.endswith(": not part of the release") for line in said)
+    assert "left out  checked/: not part of the release" in said
+    code, out, _ = run(capsys, folder, "--key", released.public, "--json")
+    assert (code, json.loads(out)["files"]) == (0, sorted(LAYOUT.files))
+    assert run(capsys, folder / "key.pub", "--key", released.public)[0] == 1  # who asks for it gets an answer
+
+
+LIKE_OURS = (
+    *("megatron_fixes-0.0.1-py3-none-any.whl", "megatron-fixes-patches-9.9.9.tar.gz", "Megatron.Fixes.sh"),
+    *("extra.whl", "SHA256SUMS2", "sha256sums.txt", "x.intoto.json", "torch.tar.GZ", "\u200bmegatron fixes"),
+)
+
+
+@pytest.mark.parametrize("name", LIKE_OURS)
+def test_what_could_be_taken_for_a_part_of_it_is_wrong(
+    name: str, folder: Path, released: Released, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / name).write_bytes(released.files[LAYOUT.wheel])
+    code, out, _ = run(capsys, folder, "--key", released.public)
+    assert (code, out.count("WRONG"), "is not listed in SHA256SUMS" in out) == (1, 1, True)
+
+
+def test_a_folder_under_a_name_like_ours_is_refused(
+    folder: Path, released: Released, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / LAYOUT.root).mkdir()
+    code, _, err = run(capsys, folder, "--key", released.public)
+    assert (code, "got a link or a folder under a name" in err) == (2, True)
 
 
 def test_a_bundle_of_sigstore_is_said_to_be_left_out_and_stands_for_no_signature(
