@@ -34,15 +34,22 @@ PRERELEASE = """\
 version without a or b or rc in it.
 """
 CHECK = """\
-With the maintainers' public key in `key.pub`, from a place that you trust and not from this page:
+In the folder with the files, with the maintainers' public key, from a place that you trust and not from this page, in
+`../key.pub`; it stops at the first command that fails:
 
 ```
-echo "megatron-fixes-release $(cat key.pub)" > signers
-ssh-keygen -Y verify -f signers -I megatron-fixes-release -n megatron-fixes-release -s SHA256SUMS.sig < SHA256SUMS
+(
+set -euo pipefail
+mkdir ../checked
+echo "megatron-fixes-release $(cat ../key.pub)" > ../checked/signers
+ssh-keygen -Y verify -f ../checked/signers -I megatron-fixes-release \\
+  -n megatron-fixes-release -s SHA256SUMS.sig < SHA256SUMS
 sha256sum --strict --check SHA256SUMS
+echo "good"
+)
 ```
 
-`megatron-fixes verify . --key key.pub` checks all of it: manifest, provenance and that `{patches}`, `{wheel}` and
+`megatron-fixes verify . --key ../key.pub` checks all of it: manifest, provenance and that `{patches}`, `{wheel}` and
 `{sdist}` carry the same patches. `make reproduce VERSION=v{version}` in a clone builds the same bytes again.
 """
 UNSIGNED = "**Nobody has signed this release**: `SHA256SUMS.sig` says UNSIGNED. Sums and provenance can be checked.\n"

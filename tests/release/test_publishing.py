@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notes, evidence from pytest's own report, what gh is asked, and the plain commands of docs/releasing.md.
+"""Notes, evidence from pytest's own report, and what gh is asked.
 
 The whole way is ``ci/release_rehearsal``, which takes minutes: here are its parts. Not handled: GitHub itself.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import shutil
 import subprocess
 import sys
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +17,6 @@ from megatron_fixes.catalog import load
 from megatron_fixes.errors import RefusedError
 from megatron_fixes.release import layout
 from tests.loading import ROOT, load_program
-from tests.release.conftest import Released
 
 CHANGELOG = load_program("scripts/changelog.py")
 NOTES = load_program("scripts/release_notes.py")
@@ -29,15 +24,6 @@ EVIDENCE = load_program("scripts/release_evidence.py")
 PUBLISH = load_program("scripts/publish_github.py")
 DIST = load_program("scripts/release_dist.py")
 LOG = "# Log\n\n## Unreleased\n\n## 0.2.0rc1 - 2026-12-02\n\n- Rc.\n\n## 0.1.0 - 2026-12-01\n\n### Added\n\n- One.\n"
-
-
-def program_of(path: str) -> Any:
-    loader = SourceFileLoader(Path(path).name, str(ROOT / path))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
 
 
 def test_notes_tell_each_line_what_it_gets_symptom_first() -> None:
@@ -119,27 +105,6 @@ def test_checks_are_run_without_what_would_narrow_them(monkeypatch: pytest.Monke
         monkeypatch.setenv(name, "-k nothing")
     assert not {"PYTEST_ADDOPTS", "ARGS", "MAKEFLAGS", "CHECKS"} & set(EVIDENCE.settled())
     assert set(EVIDENCE.TARGETS) == set(EVIDENCE.CHECKS)
-
-
-@pytest.mark.parametrize("spoilt", ["", "sums", "provenance", "key"])
-def test_the_documented_plain_commands_accept_a_release_and_no_spoilt_one(
-    spoilt: str, released: Released, tmp_path: Path
-) -> None:
-    version = layout.version_of(tuple(one for one in released.files if not one.startswith("SHA256SUMS")))
-    commands = program_of("ci/try_release").documented(version, signed=True)
-    assert f"V={version}\n" in commands and "ssh-keygen -Y verify" in commands
-    for name, content in released.files.items():
-        (tmp_path / name).write_bytes(content)
-    shutil.copy(released.public, tmp_path / "key.pub")
-    if spoilt == "key":
-        other = tmp_path / "other"
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
-        shutil.copy(f"{other}.pub", tmp_path / "key.pub")
-    elif spoilt:
-        file = tmp_path / (layout.SUMS if spoilt == "sums" else layout.Layout(str(version)).provenance)
-        file.write_bytes(file.read_bytes() + b"\n")
-    done = subprocess.run(["bash", "-euo", "pipefail", "-c", commands], cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode == 0) == (not spoilt), done.stdout + done.stderr
 
 
 def test_a_key_in_the_environment_signs_and_its_file_is_gone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
