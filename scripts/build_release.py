@@ -13,6 +13,7 @@ Not handled: whether lint, proofs and matrix are green for the commit; a caller 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import io
 import os
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from standalone import BUNDLED, files_of_patches
 
-from megatron_fixes.errors import MegatronFixesError, RefusedError
+from megatron_fixes.errors import MegatronFixesError, RefusedError, UsageError
 from megatron_fixes.release import archive, layout, provenance, sbom, signature, sums, verify, wheel
 
 if TYPE_CHECKING:
@@ -62,10 +63,13 @@ def find_source(root: Path, version: str) -> Source:
     """Find what the checkout at ``root`` would release as ``version``.
 
     Raises:
-        UsageError: ``version`` is none.
+        UsageError: ``version`` is none, there is no git, or ``root`` is no checkout of its own.
         RefusedError: The work tree is not clean, the package has another version, or the tag stands elsewhere.
     """
     version = layout.parse_version(version)
+    if not (root / ".git").exists():  # git itself would go on with a repository around it
+        hint = "Clone the repository; a release is built from a commit."
+        raise UsageError("got no git checkout, expected one", context=str(root), hint=hint)
     if changed := _git(root, "status", "--porcelain", "--untracked-files=normal"):
         raise RefusedError(
             f"got a work tree with changes ({changed.splitlines()[0].strip()}), expected a clean one",
@@ -93,7 +97,8 @@ def build(source: Source, out: Path, key: Path | None = None) -> list[Path]:
 
     Args:
         source: From ``find_source``.
-        out: Made if it is not there; what it holds of this version is replaced, and it may hold nothing else.
+        out: Made if it is not there; what it holds of this version is replaced, and it may hold nothing else. The
+            folder itself is replaced, so a shell that works in it has to enter it again.
         key: What ``ssh-keygen -Y sign`` signs with; None for a release that says UNSIGNED.
 
     Returns:
@@ -103,9 +108,7 @@ def build(source: Source, out: Path, key: Path | None = None) -> list[Path]:
         MegatronFixesError: Anything failed. Nothing in ``out`` was changed.
     """
     names = layout.Layout(source.version)
-    odd = sorted({path.name for path in out.iterdir()} - set(names.files)) if out.is_dir() else []
-    if odd:
-        raise RefusedError(f"got {odd[0]} in it, expected no files but those of {source.version}", context=str(out))
+    out = _place(out, names)
     pinned = pinned_packages(source.root)
     with tempfile.TemporaryDirectory(prefix="megatron-fixes-release-") as folder:
         work = Path(folder)
@@ -126,7 +129,10 @@ def build(source: Source, out: Path, key: Path | None = None) -> list[Path]:
     files[layout.SUMS] = sums.write_sums({name: sums.digest(content) for name, content in files.items()})
     files[layout.SIGNATURE] = signature.sign(files[layout.SUMS], key) if key else signature.UNSIGNED
     require_good(files, key)
-    return _put(files, out)
+    try:
+        return _put(files, out, names)
+    except OSError as error:
+        raise RefusedError(f"got '{error.strerror}' from the system", context=str(error.filename or out)) from None
 
 
 def require_good(files: Mapping[str, bytes], key: Path | None) -> None:
@@ -258,20 +264,61 @@ def project_of(tree: Path) -> sbom.Project:
     return sbom.Project(said["name"], said["description"], said["license"], tuple(said["dependencies"]), users)
 
 
-def _put(files: Mapping[str, bytes], out: Path) -> list[Path]:
-    """Write files into a folder that then takes the place of ``out``, so that no part of a release is taken for one."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    staged = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+def _place(out: Path, names: layout.Layout) -> Path:
+    """Where the files will be, as an absolute path; asked before the build, so that nobody waits for a refusal.
+
+    Raises:
+        UsageError: It is a link or no folder, or nothing can be made beside it.
+        RefusedError: It holds anything but files of this version.
+    """
+    try:
+        if out.is_symlink() or (out.exists() and not out.is_dir()):
+            raise UsageError("got a link or a file, expected a folder or the name of a new one", context=str(out))
+        place = out.resolve()
+        _require_ours(place, names, out)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent)).rmdir()
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+        message = f"got '{error}', expected a folder that can be made, and others beside it"
+        raise UsageError(message, context=str(out)) from None
+    return place
+
+
+def _require_ours(folder: Path, names: layout.Layout, out: Path) -> None:
+    """Refuse a folder with anything in it but regular files of this version; ``out`` is what messages call it."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.name not in names.files or path.is_symlink() or not path.is_file():
+            message = f"got {path.name} in it, expected nothing but the files of {names.version}"
+            raise RefusedError(message, context=str(out))
+
+
+def _put(files: Mapping[str, bytes], out: Path, names: layout.Layout) -> list[Path]:
+    """Write files into a folder that then takes the place of ``out``, so that no part of a release is taken for one.
+
+    What was there is moved away first and removed last, file by file: nothing but what is known to be ours.
+    """
+    staged, old = (Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent)) for _ in range(2))
     try:
         staged.chmod(0o755)
         for name, content in files.items():
             (staged / name).write_bytes(content)
             (staged / name).chmod(0o644)
-        if out.is_dir():
-            shutil.rmtree(out)
-        staged.rename(out)
+        replaced = out.is_dir()
+        if replaced:
+            out.rename(old)
+        try:
+            _require_ours(old, names, out)
+            staged.rename(out)
+        except (OSError, RefusedError):
+            if replaced:
+                old.rename(out)
+            raise
+        for path in old.iterdir():
+            path.unlink()
     finally:
         shutil.rmtree(staged, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            old.rmdir()
     return [out / name for name in sorted(files)]
 
 
@@ -280,8 +327,12 @@ def _git(root: Path, *arguments: str, may_fail: bool = False) -> str:
 
 
 def _git_bytes(root: Path, *arguments: str, may_fail: bool = False, given: bytes = b"") -> bytes:
-    command = ["git", "-C", str(root), "--no-replace-objects", *arguments]
-    done = subprocess.run(command, input=given, capture_output=True, check=False)
+    # A log with signatures in it is no longer in the format that was asked for.
+    command = ["git", "-C", str(root), "-c", "log.showSignature=false", "--no-replace-objects", *arguments]
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, check=False)
+    except FileNotFoundError:
+        raise UsageError("got no git on PATH, expected one", hint="Install git.") from None
     if done.returncode and not may_fail:
         raise RefusedError(f"git {arguments[0]}: {done.stderr.decode('utf-8', 'replace').strip()}", context=str(root))
     return done.stdout

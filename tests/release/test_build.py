@@ -162,11 +162,111 @@ def test_a_link_in_the_commit_is_refused(clone: Path, scripts: Scripts, tmp_path
     assert not (tmp_path / "dist").exists()
 
 
-def test_a_folder_with_other_files_is_refused(repository: Path, scripts: Scripts, tmp_path: Path) -> None:
-    (tmp_path / "megatron-fixes-patches-0.0.9.tar.gz").write_bytes(b"")
+@pytest.fixture
+def quick(released: Released, scripts: Scripts) -> Callable[[Path], object]:
+    """Puts the release out as ``build`` does, without building it: only what happens to the folder is asked about."""
     builder = scripts("build_release")
-    with pytest.raises(RefusedError, match=r"got megatron-fixes-patches-0\.0\.9"):
-        builder.build(builder.find_source(repository, LAYOUT.version), tmp_path)
+
+    def put(out: Path) -> object:
+        return builder._put(released.files, builder._place(out, LAYOUT), LAYOUT)
+
+    return put
+
+
+def held(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["megatron-fixes-patches-0.0.9.tar.gz", layout.SUMS, LAYOUT.wheel])
+def test_a_folder_with_anything_else_is_refused_before_the_build(
+    name: str, repository: Path, scripts: Scripts, tmp_path: Path
+) -> None:
+    out = tmp_path / "dist"
+    (out / name).mkdir(parents=True)
+    (out / name / "mine").write_text("x", encoding="utf-8")
+    builder = scripts("build_release")
+    with pytest.raises(RefusedError, match=f"got {name} in it"):
+        builder.build(builder.find_source(repository, LAYOUT.version), out)
+    assert (out / name / "mine").is_file()
+
+
+def test_the_working_directory_may_be_where_the_release_is(
+    quick: Callable[[Path], object], released: Released, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out = tmp_path / "dist"
+    out.mkdir()
+    (out / LAYOUT.wheel).write_bytes(b"old")
+    for place in (out, tmp_path):
+        monkeypatch.chdir(place)
+        quick(Path() if place == out else Path("dist"))
+        assert held(out) == released.files
+        assert [path.name for path in tmp_path.iterdir()] == ["dist"]
+
+
+@pytest.mark.parametrize("place", ["file", "link", "link to nothing", "below a file", "/proc/x", "/proc/self/x", "/"])
+def test_a_place_where_no_folder_can_be_put_is_the_users_mistake(
+    place: str, quick: Callable[[Path], object], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(b"mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder")
+    (tmp_path / "link to nothing").symlink_to("nothing")
+    with pytest.raises((UsageError, RefusedError)) as caught:
+        quick(tmp_path / place.replace("below a file", "file/dist"))
+    assert isinstance(caught.value, UsageError) or place == "/"
+    assert (tmp_path / "file").read_bytes() == b"mine" and not list((tmp_path / "folder").iterdir())
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+@pytest.mark.parametrize("way", ["swap", "stranger"])
+def test_a_release_that_can_not_be_replaced_stays(
+    way: str,
+    quick: Callable[[Path], object],
+    released: Released,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "dist"
+    out.mkdir()
+    (out / LAYOUT.wheel).write_bytes(b"old")
+    rename = Path.rename
+
+    def fails(self: Path, target: Path) -> Path:
+        if way == "stranger" and self == out:  # somebody puts a file there in the last moment
+            (out / "mine").write_bytes(b"x")
+        if way == "swap" and target == out and (self / layout.SUMS).exists():
+            raise OSError(28, "No space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises((OSError, RefusedError)):
+        quick(out)
+    assert held(out) == {LAYOUT.wheel: b"old"} | ({"mine": b"x"} if way == "stranger" else {})
+    assert [path.name for path in tmp_path.iterdir()] == ["dist"]
+
+
+def test_without_git_or_a_repository_that_is_said(
+    clone: Path, scripts: Scripts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    find_source = scripts("build_release").find_source
+    below = clone / "patches"
+    with pytest.raises(UsageError, match="got no git checkout"):
+        find_source(below, LAYOUT.version)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="got no git on PATH"):
+        find_source(clone, LAYOUT.version)
+
+
+def test_a_signed_commit_is_read_as_any_other(clone: Path, scripts: Scripts, tmp_path: Path) -> None:
+    key = make_key(tmp_path)
+    (tmp_path / "signers").write_text(f"t@example.invalid {key.with_suffix('.pub').read_text()}", encoding="utf-8")
+    settings = {"gpg.format": "ssh", "user.signingKey": key, "gpg.ssh.allowedSignersFile": tmp_path / "signers"}
+    for name, value in {**settings, "log.showSignature": "true"}.items():
+        git(clone, "config", name, str(value))
+    git(clone, "commit", "-q", "-S", "--allow-empty", "-m", "Signed")
+    said = subprocess.run(["git", "-C", str(clone), "log", "-1", "--format=%H"], capture_output=True, text=True)
+    assert "Good" in said.stdout + said.stderr
+    assert len(scripts("build_release").find_source(clone, LAYOUT.version).commit) == 40
 
 
 def test_another_backend_is_refused(repository: Path, scripts: Scripts, monkeypatch: pytest.MonkeyPatch) -> None:
