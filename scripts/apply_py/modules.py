@@ -2,7 +2,7 @@
 """First part of apply.py: imports the modules whose text stands in this file, and nothing else of their names.
 
 The finder goes before all others, so an installed megatron-fixes, packaging or unidiff is never mixed in. Commands that
-a hint names are those of this file.
+a hint names are those of this file; of those that only the package has, it says so.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from types import CodeType, ModuleType
 
 SOURCES: dict[str, str] = {}
 COMMAND = re.compile(r"megatron-fixes (scan|apply|revert)\b")
+OTHERS = re.compile(r"(`?megatron-fixes (?:list|explain|prove|run|doctor|verify)\b)")
 PROGRAM = "python3 apply.py"
 
 
@@ -41,7 +42,7 @@ class Bundle(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
     def get_source(self, fullname: str) -> str:
         """The text that runs: as it stands here, but for the name of the program."""
-        return COMMAND.sub(rf"{PROGRAM} \1", SOURCES[fullname])
+        return OTHERS.sub(r"an installed \1", COMMAND.sub(rf"{PROGRAM} \1", SOURCES[fullname]))
 
     def get_code(self, fullname: str) -> CodeType:
         """Compile a module, so that a traceback shows its lines."""

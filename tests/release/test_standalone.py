@@ -132,6 +132,7 @@ def test_it_says_and_does_what_the_package_does(
     assert contents(other) == contents(one)
     for said, expected in ((standalone.out, package.out), (standalone.err, package.err)):
         named = re.sub("megatron-fixes (scan|apply|revert)", r"python3 apply.py \1", expected)
+        named = re.sub("(`?megatron-fixes (list|explain|prove))", r"an installed \1", named)
         assert said.replace(str(other), "TREE") == named.replace(str(one), "TREE")
 
 
@@ -252,6 +253,26 @@ def test_a_file_that_is_not_the_manifests_is_refused(
     done = run(folder / "apply.py", "apply", trees[1])
     assert (done.code, f"where: {folder / name}" in done.err) == (1, True), done.err
     assert contents(trees[1]) == before
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", [SERIES, "patches/core_v0.16/new", "fingerprints.json", "MANIFEST.json"])
+def test_a_fifo_in_place_of_a_file_is_not_waited_for(
+    name: str, program: Path, trees: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(program.parent, tmp_path / "unpacked"))
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    done = run(folder / "apply.py", "apply", trees[1])
+    assert (done.code, f"where: {folder / name}" in done.err, "a fifo" in done.err) == (1, True, True), done.err
+
+
+def test_no_hint_names_a_command_that_it_lacks_as_its_own(program: Path, trees: tuple[Path, Path]) -> None:
+    said = run(program, "apply", trees[1], "--only", "MF9999").err
+    assert "an installed `megatron-fixes list` says what they are" in " ".join(said.split())
+    scan = " ".join(run(program, "scan", trees[1]).out.split())
+    assert "python3 apply.py apply" in scan
+    assert not re.search("(?<!an installed )(?<!an installed `)megatron-fixes [a-z]+ ", said + scan)
 
 
 def test_modules_stand_in_it_word_for_word(program: Path, scripts: Callable[[str], ModuleType]) -> None:
