@@ -14,6 +14,8 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from megatron_fixes.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -21,10 +23,22 @@ if TYPE_CHECKING:
 TICK_S = 1e-3
 SHORTEST_SLEEP_S = 20e-6
 LONGEST_SLEEP_S = 2e-3
+# Some thirty years: what torch and threads take without an overflow.
+LONGEST_S = 1e9
 
 
 class DeadlinePassed(Exception):
     """A work was not complete in time."""
+
+
+def require_time(name: str, value: Any) -> None:
+    """Refuse what can't be waited for.
+
+    Raises:
+        UsageError: It is no number, not more than 0, or has no end.
+    """
+    if not isinstance(value, (int, float)) or not 0 < value <= LONGEST_S:
+        raise UsageError(f"got {name}={value!r}, expected more than 0 seconds and at most {LONGEST_S:g}")
 
 
 def wait_for(works: Iterable[Any], deadline: float, *, on_device: bool) -> None:
@@ -52,7 +66,8 @@ def wait_for(works: Iterable[Any], deadline: float, *, on_device: bool) -> None:
                 # A work that failed is complete; one whose wait timed out is not.
                 if not work.is_completed():
                     raise DeadlinePassed from None
-                raise
+                # It may have become so since its wait timed out: now it says which, and does not block.
+                work.wait(timedelta(seconds=TICK_S))
 
 
 class ThreadedWork:
