@@ -37,7 +37,7 @@ from megatron_fixes.collectives.errors import (
 )
 from megatron_fixes.collectives.operation import Operation
 from megatron_fixes.collectives.streams import StreamOrder
-from megatron_fixes.collectives.waiting import DeadlinePassed, wait_for
+from megatron_fixes.collectives.waiting import DeadlinePassed, require_time, wait_for
 from megatron_fixes.errors import MegatronFixesError, UsageError
 from megatron_fixes.events import Event, emit
 
@@ -54,10 +54,6 @@ if TYPE_CHECKING:
 DRAIN_S = 30.0
 # The same at the exit of the interpreter, where bare gloo blocks until the group's own timeout.
 EXIT_S = 5.0
-
-
-def _is_time(value: Any) -> bool:
-    return isinstance(value, (int, float)) and value > 0
 
 
 class Handle:
@@ -115,8 +111,8 @@ class AllReduceContext:
     ) -> None:
         self._operations: list[Operation] = []
         self._closed = True  # until it is made, for the destructor
-        if deadline_s is not None and not _is_time(deadline_s):
-            raise UsageError(f"got deadline_s={deadline_s!r}, expected more than 0 seconds, or None")
+        if deadline_s is not None:
+            require_time("deadline_s", deadline_s)
         if stream is not None and not hasattr(stream, "wait_stream"):
             raise UsageError(f"got stream={stream!r}, expected a stream of torch.cuda, or None")
         self._record = registry.record_of(group)
@@ -177,11 +173,15 @@ class AllReduceContext:
     def coalesced(self) -> Iterator[requests.Run]:
         """Collect collectives of one kind; they go out as one run when the block ends, none of them if it raises.
 
-        Raises: see ``all_reduce``, and ``UsageError`` for a run of several kinds, when the block ends.
+        Raises: see ``all_reduce``, and ``UsageError`` for a run of several kinds, when the block ends; after it, the
+            run takes no more.
         """
         run, frame = requests.Run(), sys._getframe(2)  # past contextlib's own frame
         self._require()
-        yield run
+        try:
+            yield run
+        finally:
+            run.ended = True
         if run.requests:
             self._issue(run.requests, frame)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.overrides import has_torch_function
@@ -18,8 +19,6 @@ from megatron_fixes.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import torch
 
 
 def _options(op: Any) -> Any:
@@ -79,41 +78,66 @@ class Request:
 
 
 class Run:
-    """Collectives of one kind that go out as one when the block of ``AllReduceContext.coalesced`` ends."""
+    """Collectives of one kind that go out as one when the block of ``AllReduceContext.coalesced`` ends.
+
+    Attributes:
+        requests: What was asked for, in order.
+        ended: Whether the block has; then it takes no more.
+    """
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
+        self.ended = False
+
+    def _add(self, request: Request) -> None:
+        if self.ended:
+            raise UsageError(
+                f"got {request.kind} for a run whose block has ended, expected it within the block",
+                hint="Call the context itself, or begin another run.",
+            )
+        self.requests.append(request)
 
     def all_reduce(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
         """See ``AllReduceContext.all_reduce``."""
-        self.requests.append(Request("all_reduce", (tensor,), op))
+        self._add(Request("all_reduce", (tensor,), op))
 
     def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
         """See ``AllReduceContext.reduce_scatter``."""
-        self.requests.append(Request("reduce_scatter", (output, tensor), op))
+        self._add(Request("reduce_scatter", (output, tensor), op))
 
     def all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> None:
         """See ``AllReduceContext.all_gather``."""
-        self.requests.append(Request("all_gather", (output, tensor), None))
+        self._add(Request("all_gather", (output, tensor), None))
 
 
 def check(requests: Sequence[Request], world_size: int) -> None:
     """Refuse what back ends reduce wrongly without an error, or refuse without saying where.
 
     Raises:
-        UsageError: A tensor is not contiguous, the sizes or types of output and input do not go together, or the
-            requests of a run are not of one kind.
+        UsageError: Something is no tensor, or none with memory, or no operation; a tensor is not contiguous, the sizes
+            or types of output and input do not go together, or the requests of a run are not of one kind.
     """
+    for request in requests:
+        for tensor in request.tensors:  # all() of a generator takes thrice as long
+            if not isinstance(tensor, torch.Tensor) or tensor.is_meta:
+                raise UsageError(
+                    f"got {type(tensor).__name__} {tensor!r:.80} for {request.kind}, expected a tensor with data"
+                )
+        if not isinstance(request.op, dist.ReduceOp) and (request.op is not None or request.kind != "all_gather"):
+            raise UsageError(
+                f"got op={request.op!r} for {request.kind}, expected one of torch.distributed.ReduceOp",
+            )
     if len(requests) > 1 and len({(request.kind, str(request.op)) for request in requests}) > 1:
         raise UsageError(
             f"got a run of {describe(requests)}, expected collectives of one kind and one operation",
             hint="Use one run for each kind.",
         )
     for request in requests:
-        for tensor in request.tensors:  # all() of a generator takes thrice as long
+        for tensor in request.tensors:
             if not tensor.is_contiguous():
+                layouts = [one.stride() if one.layout is torch.strided else one.layout for one in request.tensors]
                 raise UsageError(
-                    f"got {request} of strides {[one.stride() for one in request.tensors]}, expected contiguous ones",
+                    f"got {request} of strides {layouts}, expected contiguous ones",
                     hint="Reduce tensor.contiguous() and copy the result back: gloo reduces other elements, with no "
                     "error.",
                 )

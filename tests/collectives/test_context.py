@@ -372,7 +372,7 @@ def test_no_thread_is_left(tmp_path: Path) -> None:
     assert results(run(body, 2, tmp_path)) == [0, 0]
 
 
-@pytest.mark.parametrize("deadline_s", [0, -1.0])
+@pytest.mark.parametrize("deadline_s", [0, -1.0, float("nan"), float("inf"), 1e300])
 def test_a_deadline_that_is_none_is_refused(deadline_s: float) -> None:
     with pytest.raises(UsageError, match="expected more than 0 seconds"):
         AllReduceContext(deadline_s=deadline_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -117,3 +118,45 @@ def test_a_group_that_this_rank_is_not_in_and_what_is_no_group_are_refused(tmp_p
     (_, _), (outside, wrong) = results(run(body, 2, tmp_path))
     assert "a process group that this rank is in" in outside
     assert ["'x'" in wrong[0], "'3'" in wrong[1], "stream=3" in wrong[2]] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        ("all_reduce", ([1.0, 2.0],)),
+        ("all_reduce", (torch.ones(2), "sum")),
+        ("all_reduce", (torch.ones(2), None)),
+        ("all_reduce", (torch.ones(2, device="meta"),)),
+        ("all_reduce", (torch.ones(2).to_sparse(),)),
+        ("reduce_scatter", (None, torch.ones(2))),
+        ("reduce_scatter", (torch.ones(2), torch.ones(2), 0)),
+        ("all_gather", (torch.ones(2), [torch.ones(2)])),
+    ],
+)
+def test_an_argument_that_is_no_tensor_or_no_operation_is_refused(
+    kind: str, given: tuple[Any, ...], group_of_one: None
+) -> None:
+    def in_a_run() -> None:
+        with context.coalesced() as run_:
+            run_.all_reduce(ones())
+            getattr(run_, kind)(*given)
+
+    with AllReduceContext() as context:
+        for call in (lambda: getattr(context, kind)(*given), in_a_run):
+            assert "got " in said(UsageError, call)
+        assert not context.outstanding
+
+
+def test_a_run_takes_nothing_after_its_block(group_of_one: None) -> None:
+    with AllReduceContext() as context:
+        with context.coalesced() as run_:
+            run_.all_reduce(ones())
+        with pytest.raises(KeyError), context.coalesced() as abandoned:
+            raise KeyError
+        for ended in (run_, abandoned):
+            said(UsageError, lambda ended=ended: ended.all_reduce(ones()))
+            said(UsageError, lambda ended=ended: ended.reduce_scatter(ones(), ones()))
+            assert "all_gather for a run whose block has ended" in said(
+                UsageError, lambda ended=ended: ended.all_gather(ones(), ones())
+            )
+        assert len(context.outstanding) == 1
