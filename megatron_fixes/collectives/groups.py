@@ -21,6 +21,7 @@ from torch.distributed import distributed_c10d as c10d
 from megatron_fixes.collectives.arrivals import NotMetError, meet
 from megatron_fixes.collectives.errors import TeardownError
 from megatron_fixes.collectives.registry import GroupRecord, adrift, record_of
+from megatron_fixes.collectives.waiting import require_time
 from megatron_fixes.errors import MegatronFixesError
 from megatron_fixes.events import Event, emit
 
@@ -53,9 +54,11 @@ def destroy(group: Any = None, *, agree_s: float = AGREE_S) -> Teardown:
     Raises:
         GroupDestroyedError: It is gone already.
         TeardownError: Something went wrong on the way; the group is destroyed all the same.
+        UsageError: ``agree_s`` is no time.
     """
-    record = record_of(group)
-    if group is None or record.group() is dist.group.WORLD:
+    require_time("agree_s", agree_s)
+    record = record_of(group, to_destroy=True)
+    if group is None or record.listed() is dist.group.WORLD:
         return destroy_all(agree_s=agree_s)
     return _destroy([record], agree_s)
 
@@ -68,11 +71,14 @@ def destroy_all(*, agree_s: float = AGREE_S) -> Teardown:
 
     Raises:
         TeardownError: Something went wrong on the way; all groups are destroyed all the same.
+        UsageError: ``agree_s`` is no time.
     """
+    require_time("agree_s", agree_s)
     if not dist.is_initialized():
         return Teardown((), 0)
     others = [group for group in c10d._world.pg_map if group is not dist.group.WORLD]
-    return _destroy([record_of(group) for group in [*reversed(others), dist.group.WORLD]], agree_s)
+    every = [*reversed(others), dist.group.WORLD]
+    return _destroy([record_of(group, to_destroy=True) for group in every], agree_s)
 
 
 def _destroy(records: Sequence[GroupRecord], agree_s: float) -> Teardown:

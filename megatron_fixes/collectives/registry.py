@@ -156,8 +156,12 @@ class GroupRecord:
 _records: weakref.WeakKeyDictionary[Any, GroupRecord] = weakref.WeakKeyDictionary()
 
 
-def record_of(group: Any = None) -> GroupRecord:
+def record_of(group: Any = None, *, to_destroy: bool = False) -> GroupRecord:
     """The record of a process group; of the default group if None.
+
+    Args:
+        group: The process group.
+        to_destroy: Also of one that was aborted through us, which c10d lists until it is destroyed.
 
     Raises:
         GroupDestroyedError: There is no default group, or c10d does not list this one, or it is of before a fork.
@@ -176,7 +180,8 @@ def record_of(group: Any = None) -> GroupRecord:
         )
     record = _records.get(group)
     if record is not None:
-        record.require("a context")
+        if not to_destroy or record.listed() is None:
+            record.require("a context")
         return record
     if group not in c10d._world.pg_map:
         raise GroupDestroyedError(

@@ -7,11 +7,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from megatron_fixes.collectives import AllReduceContext, GroupDestroyedError, TeardownError, groups
+from megatron_fixes.collectives import (
+    AllReduceContext,
+    CollectiveTimeoutError,
+    GroupDestroyedError,
+    TeardownError,
+    groups,
+)
+from megatron_fixes.errors import UsageError
 from megatron_fixes.proofs.world import run, stay
 
 from .test_context import ones, results, said
@@ -99,3 +107,37 @@ def test_a_stuck_collective_is_aborted_and_told_and_does_not_stop_the_teardown(t
     (errors, name, initialized), (_, _, peer_initialized) = results(run(body, 2, tmp_path))
     assert not initialized and not peer_initialized
     assert "all_reduce sum float32[7]" in errors[name]
+
+
+def test_a_group_that_was_given_up_is_destroyed_like_the_others(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        first, second, unused = (dist.new_group([0, 1]) for _ in range(3))
+        if rank == 1:
+            stay([0])
+            return None
+        finished = c10d._get_default_store()
+        for group in (first, second):
+            context = AllReduceContext(group, deadline_s=0.3)
+            context.all_reduce(ones())
+            said(CollectiveTimeoutError, context.close)
+        alone = list(groups.destroy(first, agree_s=0.3).destroyed)
+        again = said(GroupDestroyedError, lambda: groups.destroy(first))
+        text = said(TeardownError, lambda: groups.destroy_all(agree_s=0.3))
+        finished.set("finished/0", "1")
+        names = [first.group_name, second.group_name, unused.group_name]
+        return [names, alone, again, text, dist.is_initialized(), len(c10d._world.pg_map)]
+
+    gave_up, _ = run(body, 2, tmp_path)
+    assert gave_up.result, gave_up.log
+    names, alone, again, text, initialized, left = gave_up.result
+    assert alone == names[:1] and "it was aborted" in again
+    assert (initialized, left) == (False, 0)
+    # What was given up is not agreed on any more: its ranks were told when it was.
+    assert "teardown of 2 process groups" in text and f"{names[2]}: ranks [1] did not come" in text
+
+
+@pytest.mark.parametrize("agree_s", [0, -1.0, float("nan"), float("inf"), 1e300])
+def test_a_time_to_agree_that_is_none_is_refused_before_anything_is_destroyed(agree_s: float) -> None:
+    for call in (groups.destroy, groups.destroy_all):
+        with pytest.raises(UsageError, match="got agree_s="):
+            call(agree_s=agree_s)
