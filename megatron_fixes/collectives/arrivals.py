@@ -6,19 +6,25 @@ all goes well: a rank whose deadline passes says so, and listens for a moment fo
 stay silent are *not known* to have issued the collective; one that issued it and has not come to its own deadline yet
 is silent too, so deadlines should be the same on all ranks.
 
-Not handled: a store that is gone (its host died): then nothing can be told, and that is what is said.
+Not handled: a store that is gone or silent (its host died or stopped): then nothing can be told, and that is what is
+said, in time (``store_thread``).
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
+
+from megatron_fixes.collectives.store_thread import ANSWER_S, ask
 
 if TYPE_CHECKING:
     from megatron_fixes.collectives.registry import GroupRecord
 
 LISTEN_S = 1.0
+# A TCPStore needs 5 s more for a wait that ends about when its key comes (torch 2.13); it is not silent then.
+LAST_WORD_S = 6.0
 _PAUSE_S = 0.02
 _MET = "met"
 
@@ -57,31 +63,61 @@ def meet(record: GroupRecord, meeting: str, within_s: float, word: str = "1") ->
     Raises:
         NotMetError: On all ranks that came, and those that come later.
     """
-    verdict, first = f"{meeting}/verdict", record.rank == record.ranks[0]
-    keys = [word_key(meeting, rank) for rank in record.ranks]
     try:
-        record.store.set(word_key(meeting, record.rank), word)
-        try:
-            record.store.wait(keys if first else [verdict], timedelta(seconds=within_s))
-            mine = _MET
-        except RuntimeError:
-            mine = str(record.rank)
-        decided = record.store.compare_set(verdict, "", mine).decode()
-        if decided == _MET:
-            return
-        silent = tuple(rank for rank in record.ranks if not record.store.check([word_key(meeting, rank)]))
+        decided, silent = ask(lambda: _meet(record, meeting, within_s, word), within_s + LAST_WORD_S)
     except RuntimeError:
         raise NotMetError(None, "the store did not answer") from None
+    if decided == _MET:
+        return
     if silent or int(decided) == record.rank:
         raise NotMetError(silent, f"ranks {list(silent)} did not come")
     raise NotMetError((int(decided),), f"rank {decided} came and did not wait")
 
 
+def _meet(record: GroupRecord, meeting: str, within_s: float, word: str) -> tuple[str, tuple[int, ...]]:
+    """What was decided, and who had not come if it was not to meet."""
+    store, verdict, first = record.store(), f"{meeting}/verdict", record.rank == record.ranks[0]
+    keys = [word_key(meeting, rank) for rank in record.ranks]
+    store.set(word_key(meeting, record.rank), word)
+    try:
+        store.wait(keys if first else [verdict], timedelta(seconds=within_s))
+        mine = _MET
+    except RuntimeError:
+        mine = str(record.rank)
+    decided = store.compare_set(verdict, "", mine).decode()
+    if decided == _MET:
+        return decided, ()
+    return decided, tuple(rank for rank in record.ranks if not store.check([word_key(meeting, rank)]))
+
+
+def words(record: GroupRecord, meeting: str) -> dict[int, str]:
+    """What each rank of a group had to say at a meeting at which all have met.
+
+    Raises:
+        NotMetError: The store did not answer.
+    """
+
+    def read() -> dict[int, str]:
+        store = record.store()
+        return {rank: store.get(word_key(meeting, rank)).decode() for rank in record.ranks}
+
+    try:
+        return ask(read)
+    except RuntimeError:
+        raise NotMetError(None, "the store did not answer") from None
+
+
 def forget(record: GroupRecord, meeting: str) -> None:
-    """Remove what this rank has written to a meeting that all ranks have left."""
-    record.store.delete_key(word_key(meeting, record.rank))
-    if record.rank == record.ranks[0]:
-        record.store.delete_key(f"{meeting}/verdict")
+    """Remove what this rank has written to a meeting that all ranks have left, if the store answers."""
+
+    def remove() -> None:
+        store = record.store()
+        store.delete_key(word_key(meeting, record.rank))
+        if record.rank == record.ranks[0]:
+            store.delete_key(f"{meeting}/verdict")
+
+    with suppress(RuntimeError):
+        ask(remove)
 
 
 def missing_ranks(record: GroupRecord, sequence: int | str, *, listen_s: float = LISTEN_S) -> tuple[int, ...] | None:
@@ -95,16 +131,20 @@ def missing_ranks(record: GroupRecord, sequence: int | str, *, listen_s: float =
     Returns:
         Global ranks, ascending; None if the store did not answer.
     """
-    key = f"waiting/{sequence}/{{}}"
-    silent = set(record.ranks) - {record.rank}
     try:
-        record.store.set(key.format(record.rank), "1")
-        end = time.monotonic() + listen_s
-        while silent:
-            silent -= {rank for rank in silent if record.store.check([key.format(rank)])}
-            if time.monotonic() >= end:
-                break
-            time.sleep(_PAUSE_S)
+        return ask(lambda: _listen(record, f"waiting/{sequence}", listen_s), listen_s + ANSWER_S)
     except RuntimeError:
         return None
+
+
+def _listen(record: GroupRecord, meeting: str, listen_s: float) -> tuple[int, ...]:
+    # Apart, since a watcher's thread comes here as well, and the other connection may be blocked in a wait.
+    store, silent = record.store(apart=True), set(record.ranks) - {record.rank}
+    store.set(word_key(meeting, record.rank), "1")
+    end = time.monotonic() + listen_s
+    while silent:
+        silent -= {rank for rank in silent if store.check([word_key(meeting, rank)])}
+        if time.monotonic() >= end:
+            break
+        time.sleep(_PAUSE_S)
     return tuple(sorted(silent))

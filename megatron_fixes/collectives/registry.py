@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -72,7 +73,9 @@ class GroupRecord:
 
     __slots__ = (
         "__weakref__",
+        "_life",
         "_listing",
+        "_mark",
         "_ref",
         "aborted",
         "adrift",
@@ -84,7 +87,6 @@ class GroupRecord:
         "name",
         "rank",
         "ranks",
-        "store",
     )
 
     def __init__(self, group: Any) -> None:
@@ -98,8 +100,7 @@ class GroupRecord:
         self.aborted = False
         self.adrift: list[Adrift] = []
         self.forks = _forks
-        # Lives on after the group, so that a teardown can still be agreed on.
-        self.store: Any = dist.PrefixStore("megatron_fixes/collectives", self._listing[group][1])
+        self._mark, self._life = secrets.token_hex(8), -1
 
     def group(self) -> Any:
         """The process group, or None if it is gone."""
@@ -135,6 +136,29 @@ class GroupRecord:
             hint=hint,
         )
 
+    def store(self, *, apart: bool = False) -> Any:
+        """The store of its ranks, with keys of this group and of no earlier one of the same name.
+
+        Not held here: a server that outlives its group would answer the next one. Asks the store, so ask for it only in
+        ``store_thread.ask``.
+
+        Args:
+            apart: Over a connection of its own; the other one may be blocked in a wait.
+
+        Raises:
+            RuntimeError: The group was destroyed, or the store did not answer.
+        """
+        if (group := self.listed()) is None:
+            raise RuntimeError(f"process group {self.name} is gone")
+        store = self._listing[group][1]
+        if apart:
+            with suppress(AttributeError, RuntimeError):  # older torch, and stores that have no second connection
+                store = store.clone()
+        store = dist.PrefixStore("megatron_fixes/collectives", store)
+        if self._life < 0:
+            self._life = _enter_life(store, self.rank, self._mark)
+        return dist.PrefixStore(str(self._life), store)
+
     def sweep(self) -> int:
         """Let go of what has become complete; how many are still under way."""
         self.adrift = [one for one in self.adrift if not all(work.is_completed() for work in one.works)]
@@ -151,6 +175,23 @@ class GroupRecord:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
             with suppress(RuntimeError):
                 group.abort()
+
+
+def _enter_life(store: Any, rank: int, mark: str) -> int:
+    """Which of the groups that had this name in this store is the present one, counted by those that asked the store.
+
+    A rank that finds that it was in the life that the store names, under another mark, begins the next one, unless a
+    peer has; so all ranks that asked in one life have left it when they ask in the next. Asking again changes nothing.
+
+    Args:
+        store: Of all groups of this name.
+        rank: Global rank of this process.
+        mark: Tells this rank's group from its earlier ones.
+    """
+    life = int(store.compare_set("life", "", "0"))
+    while store.compare_set(f"life/{life}/{rank}", "", mark).decode() != mark:
+        life = int(store.compare_set("life", str(life), str(life + 1)))
+    return life
 
 
 _records: weakref.WeakKeyDictionary[Any, GroupRecord] = weakref.WeakKeyDictionary()

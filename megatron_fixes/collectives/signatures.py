@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from megatron_fixes.collectives.arrivals import NotMetError, forget, meet, word_key
+from megatron_fixes.collectives.arrivals import NotMetError, forget, meet, words
 from megatron_fixes.collectives.errors import CollectiveMismatchError, CollectiveTimeoutError
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def compare(record: GroupRecord, signature: str, place: str, within_s: float) ->
     meeting = f"issued/{number}"
     try:
         meet(record, meeting, within_s, f"{signature}{_APART}{place}")
+        said = {rank: word.split(_APART) for rank, word in words(record, meeting).items()}
     except NotMetError as error:
         raise CollectiveTimeoutError(
             f"got no word of all ranks of process group {record.name} within {within_s:g} s, expected {signature} as "
@@ -51,7 +52,6 @@ def compare(record: GroupRecord, signature: str, place: str, within_s: float) ->
             context=f"rank {record.rank}, {place}",
             hint="Look at where the missing ranks are.",
         ) from None
-    said = {rank: record.store.get(word_key(meeting, rank)).decode().split(_APART) for rank in record.ranks}
     # Whoever has come this far has seen all of the collective before.
     forget(record, f"issued/{number - 1}")
     sides: dict[str, list[int]] = defaultdict(list)

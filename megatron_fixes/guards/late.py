@@ -10,7 +10,6 @@ Not handled: a store that does not answer; then the ranks are left out.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,12 +82,4 @@ def tell_late(outstanding: Outstanding, seconds: float, terms: Terms) -> Collect
 
 
 def _missing(record: registry.GroupRecord, sequence: int | None) -> tuple[int, ...] | None:
-    if sequence is None:
-        return None
-    # A client of its own: this may be the watcher's thread, and the other client may be blocked in a wait.
-    apart = copy.copy(record)
-    try:
-        apart.store = record.store.clone()
-    except (AttributeError, RuntimeError):
-        return None
-    return missing_ranks(apart, f"guards/{sequence}")
+    return None if sequence is None else missing_ranks(record, f"guards/{sequence}")

@@ -18,14 +18,12 @@ from __future__ import annotations
 
 import itertools
 import sys
-import time
-from contextlib import suppress
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from megatron_fixes.collectives import registry
+from megatron_fixes.collectives.arrivals import NotMetError, meet
 from megatron_fixes.collectives.errors import CollectiveTimeoutError
 from megatron_fixes.events import Event, emit
 from megatron_fixes.guards.handles import BoundedHandle, drain
@@ -199,21 +197,15 @@ def _agree(group: Any, which: str = "") -> None:
     """
     record = registry.record_of(group)
     issued = group._get_sequence_number_for_group()
-    keys = {rank: f"guards/abandoned/{which}{issued}/{rank}" for rank in record.ranks}
     within_s = TERMS.deadline_s or AGREE_S
-    record.store.set(keys[record.rank], "1")
-    began = time.monotonic()
     try:
-        record.store.wait(list(keys.values()), timedelta(seconds=within_s))
-    except RuntimeError:
-        missing = None
-        with suppress(RuntimeError):
-            missing = tuple(rank for rank, key in keys.items() if not record.store.check([key]))
-            record.store.delete_key(keys[record.rank])
+        meet(record, f"guards/abandoned/{which}{issued}", within_s)
+    except NotMetError as error:
+        missing = error.missing
         raise CollectiveTimeoutError(
             f"got a step abandoned after {issued} collectives on process group {record.name}, expected the same of "
             f"ranks {list(missing) if missing is not None else 'that the store can not tell'} within "
-            f"{time.monotonic() - began:.1f} s; gradients can't be reduced any more",
+            f"{within_s:.1f} s: {error}; gradients can't be reduced any more",
             missing=missing,
             context=f"rank {record.rank}",
             hint="Restart the job, or make the process groups anew.",

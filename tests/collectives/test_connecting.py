@@ -69,7 +69,7 @@ def test_ranks_that_come_late_are_waited_for_and_meet_once_a_group(tmp_path: Pat
 
 
 def record(rank: int, store: Any, ranks: int = 3) -> Any:
-    return SimpleNamespace(rank=rank, ranks=tuple(range(ranks)), store=store)
+    return SimpleNamespace(rank=rank, ranks=tuple(range(ranks)), store=lambda: store)
 
 
 def test_all_meet_or_none_does() -> None:
