@@ -29,8 +29,9 @@ def _options(op: Any) -> Any:
     return options
 
 
+_SUM_OP = dist.ReduceOp.SUM
 # Made once: making it takes as long as issuing does.
-_SUM = _options(dist.ReduceOp.SUM)
+_SUM = _options(_SUM_OP)
 # torch 2.13 warns of the older names at each call.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -66,7 +67,7 @@ class Request:
         """
         if self.kind != "all_reduce" or self.tensors[0].is_complex() or has_torch_function(self.tensors):
             return self.issue(group)
-        options = _SUM if self.op is dist.ReduceOp.SUM else _options(self.op)
+        options = _SUM if self.op is _SUM_OP else _options(self.op)
         return group.allreduce([self.tensors[0]], options)
 
     def __str__(self) -> str:
@@ -118,21 +119,11 @@ def check(requests: Sequence[Request], world_size: int) -> None:
             or types of output and input do not go together, or the requests of a run are not of one kind.
     """
     for request in requests:
+        if request.op is not _SUM_OP:
+            _check_operation(request)
         for tensor in request.tensors:  # all() of a generator takes thrice as long
             if not isinstance(tensor, torch.Tensor) or tensor.is_meta:
-                raise UsageError(
-                    f"got {type(tensor).__name__} {tensor!r:.80} for {request.kind}, expected a tensor with data"
-                )
-        if not isinstance(request.op, dist.ReduceOp) and (request.op is not None or request.kind != "all_gather"):
-            raise UsageError(
-                f"got op={request.op!r} for {request.kind}, expected one of torch.distributed.ReduceOp",
-            )
-    if len(requests) > 1 and len({(request.kind, str(request.op)) for request in requests}) > 1:
-        raise UsageError(
-            f"got a run of {describe(requests)}, expected collectives of one kind and one operation",
-            hint="Use one run for each kind.",
-        )
-    for request in requests:
+                raise UsageError(f"got {tensor!r:.80} for {request.kind}, expected a tensor that has data")
         for tensor in request.tensors:
             if not tensor.is_contiguous():
                 layouts = [one.stride() if one.layout is torch.strided else one.layout for one in request.tensors]
@@ -141,16 +132,30 @@ def check(requests: Sequence[Request], world_size: int) -> None:
                     hint="Reduce tensor.contiguous() and copy the result back: gloo reduces other elements, with no "
                     "error.",
                 )
-        if len(request.tensors) == 1:
-            continue
-        output, tensor = request.tensors
-        whole, part = (output, tensor) if request.kind == "all_gather" else (tensor, output)
-        if whole.numel() != part.numel() * world_size or whole.dtype != part.dtype:
-            raise UsageError(
-                f"got {request} on {world_size} ranks, expected the same type, and {world_size} times the elements of "
-                "one in the other",
-                hint="Make the larger tensor as large as the smaller one of all ranks.",
-            )
+        if len(request.tensors) > 1:
+            _check_sizes(request, world_size)
+    if len(requests) > 1 and len({(request.kind, str(request.op)) for request in requests}) > 1:
+        raise UsageError(
+            f"got a run of {describe(requests)}, expected collectives of one kind and one operation",
+            hint="Use one run for each kind.",
+        )
+
+
+def _check_operation(request: Request) -> None:
+    expected = isinstance(request.op, dist.ReduceOp) if request.kind != "all_gather" else request.op is None
+    if not expected:
+        raise UsageError(f"got op={request.op!r:.80} for {request.kind}, expected one of torch.distributed.ReduceOp")
+
+
+def _check_sizes(request: Request, world_size: int) -> None:
+    output, tensor = request.tensors
+    whole, part = (output, tensor) if request.kind == "all_gather" else (tensor, output)
+    if whole.numel() != part.numel() * world_size or whole.dtype != part.dtype:
+        raise UsageError(
+            f"got {request} on {world_size} ranks, expected the same type, and {world_size} times the elements of "
+            "one in the other",
+            hint="Make the larger tensor as large as the smaller one of all ranks.",
+        )
 
 
 def describe(requests: Sequence[Request]) -> str:
