@@ -5,7 +5,8 @@ A store's own timeout bounds how long it waits for a key, not how long it is sil
 stopped, or can't be reached, answers nothing and closes nothing, and set, get and check wait for it without an end
 (torch 2.13). So does the group that uses it; what is late there is told all the same.
 
-Not handled: a question that was given up may still reach a store that goes on, and be answered to nobody.
+Not handled: a question that was given up may still reach a store that goes on, and be answered to nobody. At the exit of
+the interpreter Python 3.12 and later start no thread, which is a RuntimeError like those of the store.
 """
 
 from __future__ import annotations
