@@ -5,8 +5,8 @@ A store's own timeout bounds how long it waits for a key, not how long it is sil
 stopped, or can't be reached, answers nothing and closes nothing, and set, get and check wait for it without an end
 (torch 2.13). So does the group that uses it; what is late there is told all the same.
 
-Not handled: a question that was given up may still reach a store that goes on, and be answered to nobody. At the exit of
-the interpreter Python 3.12 and later start no thread, which is a RuntimeError like those of the store.
+Not handled: a question that was given up may still reach a store that goes on, and be answered to nobody. At the exit
+of the interpreter Python 3.12 and later start no thread: what is asked then has no bound.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ def ask(question: Callable[[], Answer], within_s: float = ANSWER_S) -> Answer:
             errors.append(error)
 
     thread = threading.Thread(target=put, name="megatron-fixes-store", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:
+        return question()
     thread.join(within_s)
     if answers:
         return answers[0]

@@ -10,6 +10,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
@@ -34,6 +35,12 @@ def test_what_the_store_says_is_said_where_it_was_asked() -> None:
     with pytest.raises(StoreSilentError, match=r"no answer within 0\.05 s"):
         ask(gate.wait, 0.05)
     gate.set()
+
+
+def test_where_no_thread_can_be_started_the_store_is_asked_all_the_same() -> None:
+    # As at the exit of the interpreter, since Python 3.12.
+    with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't create new thread")):
+        assert ask(lambda: 7) == 7
 
 
 def test_a_store_whose_host_is_stopped_delays_no_error_for_long(tmp_path: Path) -> None:
