@@ -41,6 +41,8 @@ ALL = "all"
 OFF = ("", "0", "no", "none", "false", "off")
 ON = ("1", "yes", "true", "on")
 
+# A wait that is longer has no end that anyone sees; clocks and locks overflow at some larger number.
+LONGEST_S = 1e9
 T = TypeVar("T")
 
 
@@ -212,8 +214,10 @@ def _deadline(text: str, source: str) -> float | None:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise UsageError(f"got {text!r}, expected a number of seconds, more than 0", context=source)
+    if not 0 < seconds <= LONGEST_S:
+        raise UsageError(
+            f"got {text!r}, expected a number of seconds, more than 0 and at most {LONGEST_S:g}", context=source
+        )
     return seconds
 
 

@@ -14,6 +14,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from megatron_fixes.config import LONGEST_S
 from megatron_fixes.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 TICK_S = 1e-3
 SHORTEST_SLEEP_S = 20e-6
 LONGEST_SLEEP_S = 2e-3
-# Some thirty years: what torch and threads take without an overflow.
-LONGEST_S = 1e9
 
 
 class DeadlinePassed(Exception):

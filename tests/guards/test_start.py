@@ -56,6 +56,7 @@ def test_settings_remember_where_they_came_from() -> None:
         ({ABORT: "maybe"}, "got 'maybe', expected 1 or 0"),
         ({DEADLINE: "soon"}, "got 'soon', expected a number of seconds"),
         ({DEADLINE: "-1"}, "more than 0"),
+        ({DEADLINE: "1e300"}, "at most 1e+09"),
         ({DEADLINE: "nan"}, "expected a number of seconds"),
         ({DEADLINE: "inf"}, "expected a number of seconds"),
     ],
