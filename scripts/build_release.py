@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from repository import git, git_bytes, require_clean
 from standalone import BUNDLED, files_of_patches
 
 from megatron_fixes.errors import MegatronFixesError, RefusedError, UsageError
@@ -67,25 +68,17 @@ def find_source(root: Path, version: str) -> Source:
         RefusedError: The work tree is not clean, the package has another version, or the tag stands elsewhere.
     """
     version = layout.parse_version(version)
-    if not (root / ".git").exists():  # git itself would go on with a repository around it
-        hint = "Clone the repository; a release is built from a commit."
-        raise UsageError("got no git checkout, expected one", context=str(root), hint=hint)
-    if changed := _git(root, "status", "--porcelain", "--untracked-files=normal"):
-        raise RefusedError(
-            f"got a work tree with changes ({changed.splitlines()[0].strip()}), expected a clean one",
-            context=str(root),
-            hint="Commit them, or build in a clone of its own.",
-        )
-    commit, epoch, tree = _git(root, "log", "-1", "--format=%H %ct %T").split()
+    require_clean(root, "Commit them, or build in a clone of its own.")
+    commit, epoch, tree = git(root, "log", "-1", "--format=%H %ct %T").split()
     tag = f"v{version}"
-    at = _git(root, "rev-parse", "--verify", "--quiet", f"refs/tags/{tag}^{{commit}}", may_fail=True)
+    at = git(root, "rev-parse", "--verify", "--quiet", f"refs/tags/{tag}^{{commit}}", may_fail=True)
     if at and at != commit:
         raise RefusedError(
             f"got the tag {tag} at {at}, expected it at what is checked out, {commit}",
             context=str(root),
             hint=f"Check the tag out: git checkout {tag}",
         )
-    lines = _git(root, "show", f"{commit}:megatron_fixes/__init__.py").splitlines()
+    lines = git(root, "show", f"{commit}:megatron_fixes/__init__.py").splitlines()
     if f'__version__ = "{version}"' not in lines:
         said = next((line for line in lines if line.startswith("__version__")), "no __version__")
         raise RefusedError(f"got {said}, expected {version}", context="megatron_fixes/__init__.py")
@@ -185,11 +178,11 @@ def export(source: Source, to: Path) -> Path:
     Raises:
         RefusedError: The commit holds a link or a submodule.
     """
-    listed = _git_bytes(source.root, "ls-tree", "-r", "-z", source.commit).decode("utf-8").split("\0")[:-1]
+    listed = git_bytes(source.root, "ls-tree", "-r", "-z", source.commit).decode("utf-8").split("\0")[:-1]
     entries = [(*line.partition("\t")[0].split(), line.partition("\t")[2]) for line in listed]
     if odd := [path for mode, _, _, path in entries if mode not in ("100644", "100755")]:
         raise RefusedError("got a link or a submodule, expected files only", context=odd[0])
-    stored = _git_bytes(source.root, "cat-file", "--batch", given="".join(f"{e[2]}\n" for e in entries).encode())
+    stored = git_bytes(source.root, "cat-file", "--batch", given="".join(f"{e[2]}\n" for e in entries).encode())
     at = 0
     for mode, _, _, path in entries:
         end = stored.index(b"\n", at)
@@ -320,22 +313,6 @@ def _put(files: Mapping[str, bytes], out: Path, names: layout.Layout) -> list[Pa
         with contextlib.suppress(OSError):
             old.rmdir()
     return [out / name for name in sorted(files)]
-
-
-def _git(root: Path, *arguments: str, may_fail: bool = False) -> str:
-    return _git_bytes(root, *arguments, may_fail=may_fail).decode("utf-8").strip()
-
-
-def _git_bytes(root: Path, *arguments: str, may_fail: bool = False, given: bytes = b"") -> bytes:
-    # A log with signatures in it is no longer in the format that was asked for.
-    command = ["git", "-C", str(root), "-c", "log.showSignature=false", "--no-replace-objects", *arguments]
-    try:
-        done = subprocess.run(command, input=given, capture_output=True, check=False)
-    except FileNotFoundError:
-        raise UsageError("got no git on PATH, expected one", hint="Install git.") from None
-    if done.returncode and not may_fail:
-        raise RefusedError(f"git {arguments[0]}: {done.stderr.decode('utf-8', 'replace').strip()}", context=str(root))
-    return done.stdout
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,6 +7,7 @@ what is written in them.
 
 from __future__ import annotations
 
+import datetime
 import re
 from dataclasses import dataclass
 
@@ -14,12 +15,12 @@ from megatron_fixes.errors import RefusedError
 
 UNRELEASED = "Unreleased"
 _HEAD = re.compile(r"^## (?P<name>\S+)(?P<rest>.*)$", re.MULTILINE)
-_DATE = re.compile(r" - (\d{4}-\d{2}-\d{2})")
+_DATE = re.compile(r" - ([0-9]{4}-[0-9]{2}-[0-9]{2})")
 
 
 @dataclass(frozen=True)
 class Section:
-    """What one version changed; ``date`` is empty where the heading has none."""
+    """What one version changed; ``date`` is empty where the heading names no day."""
 
     date: str
     body: str
@@ -35,10 +36,14 @@ def sections(text: str) -> dict[str, Section]:
     found: dict[str, Section] = {}
     for head, after in zip(heads, [*heads[1:], None], strict=True):
         date = _DATE.fullmatch(head["rest"].rstrip())
+        try:
+            day = datetime.date.fromisoformat(date[1]).isoformat() if date else ""
+        except ValueError:
+            day = ""
         if head["name"] in found:
             raise RefusedError(f"got two sections {head['name']}, expected one", context="CHANGELOG.md")
         body = text[head.end() : after.start() if after else len(text)].strip("\n")
-        found[head["name"]] = Section(date[1] if date else "", body)
+        found[head["name"]] = Section(day, body)
     return found
 
 

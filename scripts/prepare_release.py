@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import argparse
 import re
-import subprocess
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import changelog
+from repository import git, require_clean
 
 from megatron_fixes.errors import MegatronFixesError, RefusedError
 from megatron_fixes.release.layout import parse_version
@@ -34,9 +34,7 @@ def prepare(root: Path, version: str, date: str) -> list[Path]:
     Raises:
         RefusedError: The work tree is not clean, or the changelog has nothing to release.
     """
-    said = subprocess.run(["git", "-C", str(root), "status", "--porcelain"], capture_output=True, text=True, check=True)
-    if said.stdout:
-        raise RefusedError(f"got a work tree with changes ({said.stdout.split()[1]}), expected a clean one")
+    require_clean(root, "Commit them first, so that the release commit holds the version and nothing else.")
     package, log = root / PACKAGE, root / "CHANGELOG.md"
     log_text = changelog.released(log.read_text(encoding="utf-8"), version, date)
     text, count = _VERSION.subn(f'__version__ = "{version}"', package.read_text(encoding="utf-8"))
@@ -55,11 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         version = parse_version(given.version)
         changed = prepare(ROOT, version, datetime.now(timezone.utc).strftime("%Y-%m-%d"))
+        git(ROOT, "commit", "--quiet", "-m", f"Release {version}", "--", *map(str, changed))
     except MegatronFixesError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    git = ["git", "-C", str(ROOT)]
-    subprocess.run([*git, "commit", "--quiet", "-m", f"Release {version}", "--", *map(str, changed)], check=True)
     print(f"committed: Release {version}. Have it reviewed; then: make evidence && make dist VERSION=v{version}")
     return 0
 

@@ -24,6 +24,7 @@ import build_release
 import msgspec
 from release_evidence import FOLDER, clean_tree
 from release_rules import CHECKS, Check, Facts, disagreements, refusals
+from repository import git
 
 from megatron_fixes.catalog.matrix import load_matrix
 from megatron_fixes.errors import MegatronFixesError, RefusedError, UsageError
@@ -45,7 +46,7 @@ def version_of(root: Path, given: str | None) -> str:
     """
     if given:
         return layout.parse_version(given)
-    tags = [tag for tag in _git(root, "tag", "--points-at", "HEAD").split() if tag.startswith("v")]
+    tags = [tag for tag in git(root, "tag", "--points-at", "HEAD").split() if tag.startswith("v")]
     if len(tags) != 1:
         raise UsageError(
             f"got no VERSION and {len(tags)} version tags here, expected one", hint="make … VERSION=v0.1.0"
@@ -60,7 +61,7 @@ def gather(root: Path, version: str) -> Facts:
         RefusedError: The work tree is not clean, so facts of its files are none of its commit.
     """
     head, tree = clean_tree(root)
-    tag = _git(root, "rev-parse", "--verify", "--quiet", f"refs/tags/v{version}^{{commit}}", may_fail=True)
+    tag = git(root, "rev-parse", "--verify", "--quiet", f"refs/tags/v{version}^{{commit}}", may_fail=True)
     package = (root / "megatron_fixes" / "__init__.py").read_text(encoding="utf-8")
     said = [line.split('"')[1] for line in package.splitlines() if line.startswith('__version__ = "')]
     return Facts(
@@ -155,14 +156,6 @@ def _claims(root: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def _git(root: Path, *arguments: str, may_fail: bool = False) -> str:
-    command = ["git", "-C", str(root), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode and not may_fail:
-        raise RefusedError(f"git {arguments[0]}: {done.stderr.strip()}", context=str(root))
-    return done.stdout.strip()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from release_rules import CHECKS, Check, CheckName
+from repository import git, require_clean
 
 from megatron_fixes.errors import MegatronFixesError, RefusedError
 
@@ -44,16 +45,8 @@ def clean_tree(root: Path) -> tuple[str, str]:
     Raises:
         RefusedError: The work tree is not clean, so a check would be about something else.
     """
-    git = ["git", "-C", str(root)]
-    said = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
-    if said:
-        raise RefusedError(
-            f"got a work tree with changes ({said.splitlines()[0].strip()}), expected a clean one",
-            context=str(root),
-            hint="Commit them, or run the checks in a clone of its own.",
-        )
-    said = subprocess.run([*git, "log", "-1", "--format=%H %T"], capture_output=True, text=True, check=True).stdout
-    commit, tree = said.split()
+    require_clean(root, "Commit them, or run the checks in a clone of its own.")
+    commit, tree = git(root, "log", "-1", "--format=%H %T").split()
     return commit, tree
 
 

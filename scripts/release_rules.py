@@ -14,11 +14,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import changelog
 import msgspec
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
 CheckName = Literal["lint", "tests", "matrix"]
 CHECKS: tuple[CheckName, ...] = ("lint", "tests", "matrix")
 # The folder of tests that run the proofs of fixes on real releases.
@@ -49,8 +50,8 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float
     machine: str
     command: str
-    passed: dict[str, int] = {}
-    skipped: dict[str, int] = {}
+    passed: dict[str, Count] = {}
+    skipped: dict[str, Count] = {}
     said: str = ""
 
 

@@ -95,9 +95,18 @@ def reproduce(root: Path, version: str, against: Path | None) -> list[str]:
 
 
 def _run(command: Sequence[str], environment: dict[str, str], conditions: Conditions) -> str:
-    done = subprocess.run(
-        command, env=environment, umask=conditions.umask, capture_output=True, text=True, errors="replace", check=False
-    )
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            umask=conditions.umask,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+    except FileNotFoundError:
+        raise RefusedError(f"got no {command[0]} on PATH, expected one") from None
     if done.returncode:
         raise RefusedError(f"{' '.join(command[:3])} ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
     return done.stdout.strip()

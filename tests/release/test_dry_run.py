@@ -104,5 +104,40 @@ def test_checks_on_a_work_tree_with_changes_are_no_evidence(clone: Clone) -> Non
         code, said = clone.script(script, *arguments)
         assert code != 0 and "work tree with changes (M README.md)" in said
     code, said = clone.script("prepare_release", f"v{VERSION}")
-    assert code != 0 and "work tree with changes (README.md)" in said
+    assert code != 0 and "work tree with changes (M README.md)" in said
     assert not (clone.tree / "build" / "evidence" / "lint.json").exists()
+
+
+@pytest.mark.parametrize("hiding", ["status.showUntrackedFiles", "--skip-worktree", "--assume-unchanged"])
+def test_what_git_was_told_to_overlook_is_no_evidence(hiding: str, clone: Clone) -> None:
+    if hiding.startswith("--"):
+        clone.git("update-index", hiding, "README.md")
+        said = "README.md, which git was told not to look at"
+    else:
+        clone.git("config", hiding, "no")
+        (clone.tree / "tests" / "test_another.py").touch()
+        said = "work tree with changes (?? tests/test_another.py)"
+    for script, argument in (("release_evidence", "lint"), ("build_release", "v0.1.0"), ("prepare_release", "v0.1.0")):
+        code, answer = clone.script(script, argument)
+        assert code == 1 and said in answer and "Traceback" not in answer
+
+
+@pytest.mark.parametrize("missing", ["git", ".git"])
+def test_without_git_or_outside_a_checkout_that_is_said(missing: str, clone: Clone, tmp_path: Path) -> None:
+    if missing == "git":
+        clone.environment["PATH"] = str(tmp_path)
+    else:
+        (clone.tree / ".git").rename(tmp_path / "git")
+        clone.environment["GIT_CEILING_DIRECTORIES"] = str(tmp_path)
+    for script in ("release_dist", "release_evidence", "prepare_release", "build_release", "reproduce_release"):
+        code, said = clone.script(script, *(["lint"] if "evidence" in script else ["v0.1.0"]))
+        assert code == 1 and "error: " in said and "git" in said and "Traceback" not in said, said
+
+
+def test_a_signed_commit_is_read_when_git_shows_signatures(clone: Clone, tmp_path: Path) -> None:
+    clone.git("config", "gpg.format", "ssh")
+    clone.git("config", "user.signingKey", str(make_key(tmp_path)))
+    clone.git("config", "log.showSignature", "true")
+    clone.git("commit", "--quiet", "--gpg-sign", "--allow-empty", "--message", "Signed")
+    for script in ("release_dist", "build_release"):
+        assert "Traceback" not in clone.script(script, f"v{megatron_fixes.__version__}")[1]

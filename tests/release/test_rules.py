@@ -52,6 +52,7 @@ def test_a_release_of_which_everything_agrees_is_not_refused(facts: Any) -> None
         ({"log": LOG.replace("## 0.1.0 - 2026-12-01", "## 0.1.1 - 2026-12-01")}, "has no section 0.1.0"),
         ({"log": LOG.replace("## 0.1.0 - 2026-12-01\n", "## 0.1.0\n")}, "the section 0.1.0 has no date"),
         ({"log": LOG.replace("## 0.1.0 - 2026-12-01", "## 0.1.0 - soon")}, "the section 0.1.0 has no date"),
+        ({"log": LOG.replace("## 0.1.0 - 2026-12-01", "## 0.1.0 - 2026-99-99")}, "the section 0.1.0 has no date"),
         ({"log": LOG.replace("### Added\n\n- One.\n\n", "")}, "the section 0.1.0 has nothing in it"),
         ({"log": LOG.replace("Unreleased\n", "Unreleased\n\n- Late.\n")}, "something stands under Unreleased"),
         ({"stale": ("README.md",)}, "tables: README.md is not what the matrix says"),
@@ -104,7 +105,14 @@ def test_only_reasons_that_records_cover_or_that_are_the_systems_own_may_skip_a_
 def test_evidence_of_another_form_is_none() -> None:
     good = msgspec.json.encode(check("lint"))
     assert msgspec.json.decode(good, type=RULES.Check) == check("lint")
-    for spoilt in (good.replace(b'"green"', b'"yellow"'), good.replace(b'"tree"', b'"wood"'), good[:-1] + b',"x":1}'):
+    negative = good.replace(b'"passed":{}', b'"passed":{"fixes":-1}')
+    assert negative != good
+    for spoilt in (
+        negative,
+        good.replace(b'"green"', b'"yellow"'),
+        good.replace(b'"tree"', b'"wood"'),
+        good[:-1] + b',"x":1}',
+    ):
         with pytest.raises(msgspec.ValidationError):
             msgspec.json.decode(spoilt, type=RULES.Check)
 
