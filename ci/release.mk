@@ -1,63 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
-# Releases: what .github/workflows/release.yml calls, and what a person does by hand. docs/releasing.md says when.
+# Releases: what .github/workflows/release.yml and publish.yml call, and what a person does by hand. docs/releasing.md
+# says when.
 #
 #   VERSION     such as v0.1.0 (default: the version tag on what is checked out)
 #   CHECKS      of the evidence: lint tests matrix (default: all)
 #   DIST        folder with the files (default: dist)
-#   KEY         private key that signs; or its text in RELEASE_KEY. Without both the release says UNSIGNED.
-#   PUBLIC_KEY  of the signer (default: docs/release_key.pub, where that is there)
+#   KEY         private key that sign-dist signs with; or its text in RELEASE_KEY. Without both the release says UNSIGNED.
+#   PUBLIC_KEY  of the signer, for checks (default: docs/release_key.pub, where that is there)
+#   UNSIGNED    1: take a release that says UNSIGNED, or one for which there is no PUBLIC_KEY; what is signed is checked
 #   AGAINST     folder with published files, for reproduce; without it there are two builds
 
+ifeq ($(origin PUBLIC_KEY),undefined)
+PUBLIC_KEY := $(wildcard docs/release_key.pub)
+endif
 VERSION ?=
 CHECKS ?=
 DIST ?= dist
 KEY ?=
-PUBLIC_KEY ?= $(wildcard docs/release_key.pub)
+UNSIGNED ?=
 AGAINST ?=
+
+# A tag's name may be any text, and so may a path. Make takes what these hold as it stands, and the shell gets it from
+# its environment: neither ever reads it as a program. Scripts say what a version may be.
+$(foreach name,VERSION CHECKS DIST KEY PUBLIC_KEY UNSIGNED AGAINST,\
+  $(eval override $(name) := $$(value $(name)))$(eval export $(name)))
+
 SIGSTORE := sigstore==4.5.1
-RELEASE = PYTHONPATH=$(CURDIR) $(BIN)/python
-# A release that says UNSIGNED is checked but for the signature; one that is signed needs the key.
-TRUST = $(if $(PUBLIC_KEY),--key $(PUBLIC_KEY),$$(grep -qs '^UNSIGNED' $(DIST)/SHA256SUMS.sig && echo --allow-unsigned))
+RELEASE = PYTHONPATH="$(CURDIR)" "$(BIN)/python"
+TRUST = $${PUBLIC_KEY:+--key="$$PUBLIC_KEY"}
 
 .PHONY: evidence dist sign-dist sign-keyless verify-dist try-dist reproduce release-agree release-commit release-notes \
   rehearsal publish-github pypi-files
 
 evidence: $(READY) ## run lint, tests and matrix on a clean work tree, for make dist; CHECKS="lint tests matrix"
-	@$(RELEASE) scripts/release_evidence.py $(CHECKS) --bin $(BIN) --workers $(WORKERS)
+	@$(RELEASE) scripts/release_evidence.py --bin "$(BIN)" --workers "$(WORKERS)" -- $$CHECKS
 
 dist: $(READY) ## build a release, if tag, version, changelog, matrix and evidence agree; VERSION=v0.1.0 KEY=…
-	@$(RELEASE) scripts/release_dist.py $(VERSION) --out $(DIST) $(if $(KEY),--key $(KEY))
+	@$(RELEASE) scripts/release_dist.py --out="$$DIST" $${KEY:+--key="$$KEY"} -- "$$VERSION"
 
-verify-dist: $(READY) ## check signature, sums, manifest and provenance of DIST; PUBLIC_KEY=…
-	@$(RELEASE) -m megatron_fixes verify $(DIST) $(TRUST)
+verify-dist: $(READY) ## check signature, sums, manifest and provenance of DIST; PUBLIC_KEY=…, or UNSIGNED=1
+	@$(RELEASE) -m megatron_fixes verify $(TRUST) $(if $(filter 1,$(UNSIGNED)),--allow-unsigned) -- "$$DIST"
 
 reproduce: $(READY) ## build a release twice, or against published files, and name the first byte that differs; AGAINST=…
-	@$(RELEASE) scripts/reproduce_release.py $(VERSION) $(if $(AGAINST),--against $(AGAINST))
+	@$(RELEASE) scripts/reproduce_release.py $${AGAINST:+--against="$$AGAINST"} -- "$$VERSION"
 
 try-dist: $(READY) ## in an empty folder without network: verify DIST, apply its patches to a pristine release, prove
-	@$(RELEASE) ci/try_release $(DIST) --offline $(if $(PUBLIC_KEY),--key $(PUBLIC_KEY))
+	@$(RELEASE) ci/try_release --offline $(TRUST) -- "$$DIST"
 
 release-agree: $(READY) ## what make dist asks, but for the evidence
-	@$(RELEASE) scripts/release_dist.py $(VERSION) --only-agree
+	@$(RELEASE) scripts/release_dist.py --only-agree -- "$$VERSION"
 
 release-commit: $(READY) ## commit the version and the changelog's section; VERSION=v0.1.0
-	@$(RELEASE) scripts/prepare_release.py $(VERSION)
+	@$(RELEASE) scripts/prepare_release.py -- "$$VERSION"
 
 release-notes: $(READY) ## print the notes of a release; VERSION=v0.1.0
-	@$(RELEASE) scripts/release_notes.py $(VERSION)
+	@$(RELEASE) scripts/release_notes.py -- "$$VERSION"
 
 rehearsal: $(READY) ## make releases of throw-away clones, from tag to applied fixes
 	@$(RELEASE) ci/release_rehearsal $(ARGS)
 
 sign-dist: $(READY)
-	@$(RELEASE) scripts/release_dist.py --sign --out $(DIST) $(if $(KEY),--key $(KEY))
+	@$(RELEASE) scripts/release_dist.py --sign --out="$$DIST" $${KEY:+--key="$$KEY"}
 
 # In GitHub Actions only: the identity is that of the workflow. It is verified before anybody relies on it.
 sign-keyless: $(VENV)/sigstore/.ready
-	@$(VENV)/sigstore/bin/python -m sigstore sign --bundle $(DIST)/SHA256SUMS.sigstore.json $(DIST)/SHA256SUMS
-	@$(VENV)/sigstore/bin/python -m sigstore verify github --bundle $(DIST)/SHA256SUMS.sigstore.json \
+	@"$(VENV)/sigstore/bin/python" -m sigstore sign --bundle "$$DIST/SHA256SUMS.sigstore.json" "$$DIST/SHA256SUMS"
+	@"$(VENV)/sigstore/bin/python" -m sigstore verify github --bundle "$$DIST/SHA256SUMS.sigstore.json" \
 	  --cert-identity "$$GITHUB_SERVER_URL/$$GITHUB_WORKFLOW_REF" --repository "$$GITHUB_REPOSITORY" \
-	  --ref "$$GITHUB_REF" --sha "$$GITHUB_SHA" $(DIST)/SHA256SUMS
+	  --ref "$$GITHUB_REF" --sha "$$GITHUB_SHA" "$$DIST/SHA256SUMS"
 
 $(VENV)/sigstore/.ready: ci/release.mk
 	@$(or $(PYTHON),python3) -m venv $(VENV)/sigstore
@@ -65,8 +75,8 @@ $(VENV)/sigstore/.ready: ci/release.mk
 	@touch $@
 
 publish-github: $(READY)
-	@$(RELEASE) scripts/publish_github.py $(VERSION) --dist $(DIST)
+	@$(RELEASE) scripts/publish_github.py --dist="$$DIST" -- "$$VERSION"
 
 # The package index takes wheel and source distribution, and nothing else.
 pypi-files:
-	@rm -rf build/pypi && mkdir -p build/pypi && cp $(DIST)/megatron_fixes-*.whl $(DIST)/megatron_fixes-*.tar.gz build/pypi
+	@rm -rf build/pypi && mkdir -p build/pypi && cp -- "$$DIST"/megatron_fixes-*.whl "$$DIST"/megatron_fixes-*.tar.gz build/pypi

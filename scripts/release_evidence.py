@@ -105,6 +105,7 @@ def run(name: CheckName, variables: Sequence[str]) -> Check:
 def settled() -> dict[str, str]:
     """The environment for the checks: without what would narrow or steer them, or belong to a make outside."""
     steering = {"PYTEST_ADDOPTS", "ARGS", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", "CHECKS", "VERSION"}
+    steering |= {"DIST", "KEY", "PUBLIC_KEY", "UNSIGNED", "AGAINST"}
     return {name: value for name, value in os.environ.items() if name not in steering}
 
 

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What comes from outside into ``make``, such as the name of a tag, is read as text: no part of it runs.
+
+Each target of ci/release.mk that takes it is run as it is, with a Python that only writes down its arguments.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megatron_fixes.errors import UsageError
+from megatron_fixes.release import layout
+from tests.loading import ROOT
+
+OUTSIDE = ("VERSION", "CHECKS", "DIST", "KEY", "PUBLIC_KEY", "UNSIGNED", "AGAINST")
+TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "ci" / "release.mk").read_text(encoding="utf-8"), re.MULTILINE)
+LISTING = "#!/usr/bin/env bash\nprintf '<%s>\\n' \"$@\"\n"
+ATTACKS = (
+    "v9.9.9&touch${IFS}PWNED&true${IFS}.0.0",
+    "v9.9.9$(touch${IFS}PWNED)",
+    "v9.9.9`touch${IFS}PWNED`",
+    "v9.9.9;touch PWNED;",
+    '"; touch PWNED; "',
+    "$(shell touch PWNED)",
+    "${shell touch PWNED}",
+    "a b/c d",
+)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Makefiles in a folder with a space in its name, and a Python that lists its arguments."""
+    place = tmp_path / "a folder"
+    (place / "ci").mkdir(parents=True)
+    (place / "bin").mkdir()
+    for name in ("Makefile", "ci/release.mk"):
+        (place / name).write_bytes((ROOT / name).read_bytes())
+    (place / "bin" / "python").write_text(LISTING, encoding="utf-8")
+    (place / "bin" / "python").chmod(0o755)
+    return place
+
+
+def make(tree: Path, target: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    dropped = {*OUTSIDE, "MAKEFLAGS", "MAKELEVEL", "MFLAGS", "ARGS", "BIN", "RELEASE_KEY"}
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
+    command = ["make", f"BIN={tree / 'bin'}", f"VENV={tree / 'venv'}", target, *words]
+    return subprocess.run(command, cwd=tree, env={**kept, **variables}, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("target", [one for one in TARGETS if one != "sign-keyless"])
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_nothing_from_outside_is_run(target: str, attack: str, tree: Path) -> None:
+    make(tree, target, **dict.fromkeys(OUTSIDE, attack))
+    make(tree, target, *(f"{name}={attack.replace('$', '$$')}" for name in OUTSIDE))
+    assert not list(tree.rglob("PWNED"))
+
+
+def test_a_script_gets_it_whole(tree: Path) -> None:
+    path = "a b/c'd $HOME"
+    done = make(tree, "reproduce", VERSION="v0.1.0 x", AGAINST=path)
+    assert done.stdout.splitlines()[1:] == [f"<--against={path}>", "<-->", "<v0.1.0 x>"], done.stderr
+    done = make(tree, "verify-dist", DIST=path, PUBLIC_KEY=path)
+    assert done.stdout.splitlines()[3:] == [f"<--key={path}>", "<-->", f"<{path}>"], done.stderr
+
+
+@pytest.mark.parametrize(
+    "version",
+    [
+        "v00.1.0",
+        "v0.01.0",
+        "v0.1.0rc01",
+        "v\u0660.\u0661.\u0660",
+        "v0.1.0\n",
+        "v0.1.0 ",
+        "vv0.1.0",
+        "",
+        "v0.1",
+        ATTACKS[0],
+    ],
+)
+def test_a_version_has_one_spelling(version: str) -> None:
+    with pytest.raises(UsageError):
+        layout.parse_version(version)
+    assert [layout.parse_version(one) for one in ("v0.1.0", "10.20.30rc1")] == ["0.1.0", "10.20.30rc1"]
+
+
+def test_the_first_job_refuses_a_tag_of_another_form() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "release_dist.py"), "--only-agree", "--", ATTACKS[0]]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 2 and "expected one such as v0.1.0" in done.stderr
