@@ -5,7 +5,7 @@
 Each build is a process in a clone of its own, of the tag if there is one, else of HEAD. With ``--against`` the files of
 that folder are what is expected. Without it there are two builds that have nothing in common but the commit:
 path, umask, time zone, locale, user, home, hash seed, and git's own settings that could change what is checked out.
-The signature is not compared: it needs the key.
+The signature is not compared: it needs the key. What else lies in the folder is named as left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from megatron_fixes.errors import MegatronFixesError, RefusedError
 from megatron_fixes.release.compare import differences
 from megatron_fixes.release.folder import read_release
-from megatron_fixes.release.layout import SIGNATURE, parse_version
+from megatron_fixes.release.layout import SIGNATURE, Layout, parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,8 +79,8 @@ def build_under(root: Path, version: str, work: Path, conditions: Conditions) ->
     return out
 
 
-def reproduce(root: Path, version: str, against: Path | None) -> list[str]:
-    """Build again; return a sentence for each file that differs.
+def reproduce(root: Path, version: str, against: Path | None) -> tuple[list[str], list[str]]:
+    """Build again; return a sentence for each file that differs, and the names of what was not compared.
 
     Raises:
         MegatronFixesError: A build failed, or the folder to compare with can't be read.
@@ -89,9 +89,9 @@ def reproduce(root: Path, version: str, against: Path | None) -> list[str]:
         work = Path(folder)
         got, _ = read_release([build_under(root, version, work, OTHER)])
         expected, _ = read_release([against or build_under(root, version, work, PLAIN)])
-    got.pop(SIGNATURE)
-    expected.pop(SIGNATURE, None)
-    return differences(got, expected)
+    ours = set(Layout(version).files) - {SIGNATURE}
+    left_out = sorted(set(expected) - ours)
+    return differences(*({name: files[name] for name in ours & set(files)} for files in (got, expected))), left_out
 
 
 def _run(command: Sequence[str], environment: dict[str, str], conditions: Conditions) -> str:
@@ -120,11 +120,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         version = parse_version(given.version)
-        found = reproduce(ROOT, version, given.against)
+        found, left_out = reproduce(ROOT, version, given.against)
     except MegatronFixesError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    for sentence in found:
+    for sentence in [*(f"left out: {name}" for name in left_out), *found]:
         print(sentence)
     print(f"{'DIFFERENT' if found else 'the same bytes'}: megatron-fixes {version}, {given.against or 'two builds'}")
     return 1 if found else 0
