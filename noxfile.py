@@ -127,7 +127,7 @@ def release(session: nox.Session) -> None:
     proofs = "try-dist" in session.posargs
     if proofs:
         install_torch(session)
-    session.install(*PINNED, "--editable", ".[test,prove]" if proofs else ".[test]")
+    session.install("--requirement", "ci/release_constraints.txt", "--editable", ".[prove]" if proofs else ".")
     make(session, *session.posargs, ARGS="")
 
 

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the GitHub release of a tag with ``gh``: as a draft with all its files, and public in one last step.
+"""Takes a release to GitHub with ``gh``, in three steps: make the draft, fetch its files, make it public.
 
-So nobody sees half a release. A draft that a failed run has left is deleted and made anew; a release that is public is
-never touched: the same version can't have two contents. Not handled: PyPI, where trusted publishing does it.
+Between the first and the last a person may sign the files, so nobody sees half a release and no key has to be in a CI.
+A draft that a failed run has left is deleted and made anew; a release that is public is never touched: the same version
+can't have two contents. Standard library only, since these jobs may write to the repository. Not handled: PyPI, where
+trusted publishing does it, and what the files hold, which ``megatron-fixes verify`` looks at before.
 """
 
 from __future__ import annotations
@@ -16,23 +18,20 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import release_dist
-import release_notes
-from release_rules import is_prerelease
+from sign_release import require_signed, require_sound
 
-from megatron_fixes.catalog import load
 from megatron_fixes.errors import MegatronFixesError, RefusedError
-from megatron_fixes.release import folder, layout, signature, verify
+from megatron_fixes.release import folder, layout, signature
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
 State = Literal["none", "draft", "public"]
 
 
-def commands(version: str, files: Sequence[Path], notes: Path, state: State) -> list[list[str]]:
-    """What ``gh`` is asked for, in order.
+def draft_commands(version: str, files: Sequence[Path], notes: Path, state: State) -> list[list[str]]:
+    """What ``gh`` is asked for to make a draft, in order.
 
     Raises:
         RefusedError: The release is public already.
@@ -43,12 +42,23 @@ def commands(version: str, files: Sequence[Path], notes: Path, state: State) -> 
             f"got a release {tag} that is public already, expected none or a draft",
             hint="Leave it as it is; what is wrong with it is mended by the next version (docs/releasing.md).",
         )
-    kind = ["--prerelease"] if is_prerelease(version) else []
+    kind = ["--prerelease"] if layout.is_prerelease(version) else []
     create = ["gh", "release", "create", tag, "--draft", "--verify-tag", "--title", f"megatron-fixes {version}", *kind]
     found = [["gh", "release", "delete", tag, "--yes"]] if state == "draft" else []
-    found.append([*create, "--notes-file", str(notes), *map(str, files)])
-    latest = ["--latest=false"] if kind else ["--latest"]
-    return [*found, ["gh", "release", "edit", tag, "--draft=false", *latest]]
+    return [*found, [*create, "--notes-file", str(notes), *map(str, files)]]
+
+
+def publish_command(version: str, notes: Path, public: Sequence[str]) -> list[str]:
+    """What ``gh`` is asked for to make a draft public: as the latest, if no version that is public comes after it."""
+    finals = [tag[1:] for tag in public if tag.startswith("v") and layout.VERSION.fullmatch(tag[1:])]
+    later = [one for one in finals if not layout.is_prerelease(one) and _numbers(one) > _numbers(version)]
+    latest = not later if not layout.is_prerelease(version) else False
+    answer = f"--latest={str(latest).lower()}"
+    return ["gh", "release", "edit", f"v{version}", "--draft=false", "--notes-file", str(notes), answer]
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
 
 
 def state_of(version: str) -> State:
@@ -57,8 +67,7 @@ def state_of(version: str) -> State:
     Raises:
         RefusedError: ``gh`` can't tell.
     """
-    command = ["gh", "release", "view", f"v{version}", "--json", "isDraft"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = _gh(["gh", "release", "view", f"v{version}", "--json", "isDraft"])
     if done.returncode == 0:
         return "draft" if json.loads(done.stdout)["isDraft"] else "public"
     if "release not found" in done.stderr:
@@ -66,35 +75,77 @@ def state_of(version: str) -> State:
     raise RefusedError(f"gh release view: {done.stderr.strip() or done.returncode}")
 
 
-def publish(version: str, dist: Path) -> None:
-    """Verify the files once more, and make the release of them.
+def draft(version: str, dist: Path, notes: Path) -> str:
+    """Make a draft of sound files, which may still be UNSIGNED; a signature has to be the committed key's."""
+    files = _read(version, dist)
+    unsigned = signature.is_unsigned(files[layout.SIGNATURE])
+    if not unsigned:
+        require_signed(files, ROOT)
+    for command in draft_commands(version, [dist / name for name in sorted(files)], notes, state_of(version)):
+        _run(command)
+    how = "UNSIGNED: sign it by hand if there is a key, " if unsigned else ""
+    return f"v{version} is a draft, {how}then: gh workflow run publish.yml --ref v{version} (docs/releasing.md)"
 
-    Raises:
-        RefusedError: The files are not sound, the release is public, or ``gh`` failed.
-    """
+
+def fetch(version: str, dist: Path) -> str:
+    """Download the files of a draft into a folder that is not there yet."""
+    if dist.exists():
+        raise RefusedError("is there already, expected none: it could hold other files", context=str(dist))
+    if (state := state_of(version)) != "draft":
+        raise RefusedError(f"got a release v{version} that is {state}, expected a draft", hint="Run release.yml first.")
+    _run(["gh", "release", "download", f"v{version}", "--dir", str(dist)])
+    return f"v{version}: {len(_read(version, dist))} files in {dist}"
+
+
+def publish(version: str, dist: Path, notes: Path) -> str:
+    """Make the draft public, if it holds what was verified, signed with the committed key where there is one."""
+    files = _read(version, dist)
+    signed = require_signed(files, ROOT)
+    with tempfile.TemporaryDirectory(prefix="megatron-fixes-draft-") as place:
+        fetch(version, Path(place, "dist"))
+        if _read(version, Path(place, "dist")) != files:
+            raise RefusedError("got a draft with other files than were verified", hint="Run publish.yml again.")
+    listing = ["gh", "release", "list", "--exclude-drafts", "--limit", "1000", "--json", "tagName"]
+    public = [one["tagName"] for one in json.loads(_run(listing))]
+    _run(publish_command(version, notes, public))
+    return f"v{version} is public, {'signed' if signed else 'UNSIGNED'}"
+
+
+def _read(version: str, dist: Path) -> Mapping[str, bytes]:
     files, _ = folder.read_release([dist])
-    report = verify.check(files, None, allow_unsigned=True)
-    if report.findings or report.version != version:
-        found = "; ".join(map(str, report.findings)) or f"version {report.version}"
-        raise RefusedError(f"got {found}, expected the files of {version}", context=str(dist))
-    log = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    signed = not signature.is_unsigned(files[layout.SIGNATURE])
-    with tempfile.TemporaryDirectory(prefix="megatron-fixes-notes-") as place:
-        notes = Path(place, "notes.md")
-        notes.write_text(release_notes.notes(load(), version, log, signed=signed), encoding="utf-8")
-        for command in commands(version, [dist / name for name in sorted(files)], notes, state_of(version)):
-            if code := subprocess.run(command, check=False).returncode:
-                raise RefusedError(f"{' '.join(command[:4])} ended with {code}")
+    if (got := require_sound(files)) != version:
+        raise RefusedError(f"got the files of {got}, expected those of {version}", context=str(dist))
+    return files
+
+
+def _gh(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise RefusedError("got no gh on PATH, expected GitHub's command line") from None
+
+
+def _run(command: Sequence[str]) -> str:
+    done = _gh(command)
+    if done.returncode:
+        raise RefusedError(f"{' '.join(command[:4])} ended with {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read the arguments and publish."""
+    """Read the arguments and take one step."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("version", metavar="VERSION", nargs="?", help="such as v0.1.0 (default: the tag that is here)")
+    parser.add_argument("step", choices=("draft", "fetch", "publish"))
+    parser.add_argument("version", metavar="VERSION", help="such as v0.1.0")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder with the files (default: dist)")
+    parser.add_argument("--notes", type=Path, default=ROOT / "build" / "notes" / "notes.md", help="file with the notes")
     given = parser.parse_args(arguments)
     try:
-        publish(release_dist.version_of(ROOT, given.version), given.dist)
+        version = layout.parse_version(given.version)
+        if given.step == "fetch":
+            print(fetch(version, given.dist))
+        else:
+            print((draft if given.step == "draft" else publish)(version, given.dist, given.notes))
     except MegatronFixesError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Builds a release if it may be one: ``make dist``. Signs one that is built: ``make sign-dist``.
+"""Builds a release if it may be one: ``make dist``. What it builds says UNSIGNED; ``make sign-dist`` signs it.
 
 Gathers the facts of this checkout, asks ``release_rules``, says every refusal with what to do, and only then calls
 ``build_release``. With ``--only-agree`` it stops after the part that needs no evidence. Without VERSION it is the tag
-on what is checked out. A key is a file, or the text in the variable RELEASE_KEY of the environment, as a CI keeps it.
+on what is checked out.
 """
 
 from __future__ import annotations
@@ -15,20 +15,18 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import build_release
 import msgspec
 from release_evidence import FOLDER, clean_tree
-from release_rules import CHECKS, Check, Facts, disagreements, refusals
+from release_rules import CHECKS, Check, Facts, Refusal, disagreements, refusals
 from repository import git
 
 from megatron_fixes.catalog.matrix import load_matrix
 from megatron_fixes.errors import MegatronFixesError, RefusedError, UsageError
-from megatron_fixes.release import folder, layout, signature
+from megatron_fixes.release import layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -77,6 +75,18 @@ def gather(root: Path, version: str) -> Facts:
     )
 
 
+def off_main(root: Path) -> list[Refusal]:
+    """Why what is checked out can't be taken for reviewed: it is not part of the main branch of ``origin``."""
+    hint = "Have it reviewed and merged, fetch (git fetch origin main), and tag the commit that is on main."
+    main = git(root, "rev-parse", "--verify", "--quiet", "refs/remotes/origin/main", may_fail=True)
+    if not main:
+        return [Refusal("main: there is no origin/main here to look for the commit in", hint)]
+    head = git(root, "rev-parse", "HEAD")
+    if git(root, "merge-base", head, main, may_fail=True) != head:
+        return [Refusal(f"main: {head} is not part of origin/main, which stands at {main}", hint)]
+    return []
+
+
 def stale(root: Path) -> Iterator[str]:
     """The scripts whose generated files are not current."""
     for name in GENERATORS:
@@ -118,38 +128,6 @@ def read_evidence(place: Path) -> dict[str, Check]:
     return found
 
 
-@contextmanager
-def key_file(given: Path | None) -> Iterator[Path | None]:
-    """The private key: the file that was named, else one with what RELEASE_KEY holds, for as long as it is needed."""
-    text = os.environ.get("RELEASE_KEY", "")
-    if given is not None or not text.strip():
-        yield given
-        return
-    with tempfile.TemporaryDirectory(prefix="megatron-fixes-key-") as place:
-        path = Path(place, "key")
-        path.touch(mode=0o600)
-        path.write_text(text.strip() + "\n", encoding="utf-8")
-        yield path
-
-
-def sign(out: Path, key: Path | None) -> str:
-    """Sign the sums of a release that is built, and put the signature in the place of what is there.
-
-    Raises:
-        RefusedError: The release does not verify, as it is or signed.
-    """
-    files, _ = folder.read_release([out])
-    if key is None:
-        build_release.require_good(files, None)
-        return "UNSIGNED: no key was given (KEY=, or RELEASE_KEY in the environment)"
-    files[layout.SIGNATURE] = signature.sign(files.get(layout.SUMS, b""), key)
-    build_release.require_good(files, key)
-    staged = out.parent / f".{out.name}-{layout.SIGNATURE}"
-    staged.write_bytes(files[layout.SIGNATURE])
-    os.replace(staged, out / layout.SIGNATURE)
-    return "verified; signed"
-
-
 def _claims(root: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("claims", root / "ci" / "kernels" / "claims.py")
     assert spec is not None and spec.loader is not None
@@ -162,33 +140,28 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("version", metavar="VERSION", nargs="?", help="such as v0.1.0 (default: the tag that is here)")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for the files (default: dist)")
-    parser.add_argument("--key", type=Path, help="private key for ssh-keygen -Y sign; without it: UNSIGNED")
-    parser.add_argument("--only-agree", action="store_true", help="compare tag, version, changelog, tables and matrix")
-    parser.add_argument("--sign", action="store_true", help="sign what is in the folder; build nothing")
+    parser.add_argument(
+        "--only-agree", action="store_true", help="compare tag, main, version, changelog, tables and matrix"
+    )
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read the arguments, ask the rules, and build or sign."""
+    """Read the arguments, ask the rules, and build."""
     given = _parser().parse_args(arguments)
     try:
-        with key_file(given.key) as key:
-            if given.sign:
-                print(sign(given.out, key))
-                return 0
-            version = version_of(ROOT, given.version)
-            facts = gather(ROOT, version)
-            found = disagreements(facts) if given.only_agree else refusals(facts)
-            for refusal in found:
-                print(f"refused: {refusal}", file=sys.stderr)
-            if found:
-                print(f"nothing was built: {len(found)} reasons against {version}", file=sys.stderr)
-                return 1
-            if given.only_agree:
-                print(f"v{version}: tag, version, CHANGELOG.md, tables and matrix agree")
-                return 0
-            options = ["--key", str(key)] if key else []
-            return build_release.main([version, "--out", str(given.out), *options])
+        version = version_of(ROOT, given.version)
+        facts = gather(ROOT, version)
+        found = [*disagreements(facts), *off_main(ROOT)] if given.only_agree else refusals(facts)
+        for refusal in found:
+            print(f"refused: {refusal}", file=sys.stderr)
+        if found:
+            print(f"nothing was built: {len(found)} reasons against {version}", file=sys.stderr)
+            return 1
+        if given.only_agree:
+            print(f"v{version}: tag, main, version, CHANGELOG.md, tables and matrix agree")
+            return 0
+        return build_release.main([version, "--out", str(given.out)])
     except MegatronFixesError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

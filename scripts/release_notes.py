@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import changelog
-from release_rules import is_prerelease
 
 from megatron_fixes.catalog import load
 from megatron_fixes.catalog.ranges import compact
 from megatron_fixes.errors import MegatronFixesError, RefusedError
-from megatron_fixes.release.layout import Layout, parse_version
+from megatron_fixes.release.layout import SIGNATURE, Layout, is_prerelease, parse_version
+from megatron_fixes.release.signature import is_unsigned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,11 +115,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("version", metavar="VERSION", help="such as v0.1.0")
     parser.add_argument("--out", type=Path, help="file to write (default: standard output)")
-    parser.add_argument("--unsigned", action="store_true", help="say that nobody has signed it")
+    parser.add_argument("--dist", type=Path, help="folder with the files: if they are UNSIGNED, the notes say so")
     given = parser.parse_args(arguments)
     try:
         log = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-        text = notes(load(), parse_version(given.version), log, signed=not given.unsigned)
+        signed = given.dist is None or not is_unsigned((given.dist / SIGNATURE).read_bytes())
+        text = notes(load(), parse_version(given.version), log, signed=signed)
     except MegatronFixesError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -92,11 +92,6 @@ class Refusal(NamedTuple):
         return f"{self.message}\n  {self.hint}"
 
 
-def is_prerelease(version: str) -> bool:
-    """Whether a version comes before one, such as ``0.2.0rc1``."""
-    return bool(re.search(r"[a-z]", version))
-
-
 def disagreements(facts: Facts) -> list[Refusal]:
     """Where tag, version, changelog, tables and matrix say different things."""
     version, found = facts.version, []

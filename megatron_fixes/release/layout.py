@@ -96,6 +96,11 @@ def looks_like_ours(name: str) -> bool:
     return letters.startswith(("megatronfixes", "sha256sums")) or name.casefold().endswith(_ENDINGS)
 
 
+def is_prerelease(version: str) -> bool:
+    """Whether a version comes before one, such as ``0.2.0rc1``."""
+    return bool(re.search(r"[a-z]", version))
+
+
 def version_of(names: tuple[str, ...]) -> str | None:
     """The version whose files these are, all of those that a release's sums list; None if there is none."""
     for name in names:

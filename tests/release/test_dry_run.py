@@ -8,6 +8,7 @@ commit. Not handled: evidence that was really gathered, and use of the files (``
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -84,7 +85,15 @@ def test_a_release_is_built_once_all_agrees_and_never_before(clone: Clone, tmp_p
     assert code == 0, said
     assert sorted(path.name for path in dist.iterdir()) == sorted(layout.Layout(VERSION).files)
     unsigned = {path.name: path.read_bytes() for path in dist.iterdir()}
-    assert clone.script("release_dist", "--sign", "--out", "dist", "--key", str(make_key(tmp_path)))[0] == 0
+    key = make_key(tmp_path)
+    code, said = clone.script("sign_release", "--out", "dist", "--key", str(key))
+    assert code == 1 and "Commit the public half of the key first" in said
+    shutil.copy(make_key(tmp_path, "another").with_suffix(".pub"), clone.tree / "docs" / "release_key.pub")
+    code, said = clone.script("sign_release", "--out", "dist", "--key", str(key))
+    assert code == 1 and "no good signature of the key in" in said
+    assert {path.name: path.read_bytes() for path in dist.iterdir()} == unsigned
+    shutil.copy(key.with_suffix(".pub"), clone.tree / "docs" / "release_key.pub")
+    assert clone.script("sign_release", "--out", "dist", "--key", str(key))[0] == 0
     signed = {path.name: path.read_bytes() for path in dist.iterdir()}
     assert {name for name in signed if signed[name] != unsigned[name]} == {layout.SIGNATURE}
 
@@ -93,7 +102,7 @@ def test_a_release_that_does_not_verify_is_not_signed(clone: Clone, tmp_path: Pa
     assert clone.script("prepare_release", f"v{VERSION}")[0] == 0
     assert clone.script("build_release", f"v{VERSION}")[0] == 0
     (clone.tree / "dist" / layout.Layout(VERSION).wheel).write_bytes(b"another")
-    code, said = clone.script("release_dist", "--sign", "--out", "dist", "--key", str(make_key(tmp_path)))
+    code, said = clone.script("sign_release", "--out", "dist", "--key", str(make_key(tmp_path)))
     assert code != 0 and layout.Layout(VERSION).wheel in said
     assert (clone.tree / "dist" / layout.SIGNATURE).read_bytes().startswith(b"UNSIGNED")
 
@@ -141,3 +150,16 @@ def test_a_signed_commit_is_read_when_git_shows_signatures(clone: Clone, tmp_pat
     clone.git("commit", "--quiet", "--gpg-sign", "--allow-empty", "--message", "Signed")
     for script in ("release_dist", "build_release"):
         assert "Traceback" not in clone.script(script, f"v{megatron_fixes.__version__}")[1]
+
+
+def test_a_commit_that_main_does_not_have_is_not_agreed_on(clone: Clone) -> None:
+    assert clone.script("prepare_release", f"v{VERSION}")[0] == 0
+    code, said = clone.script("release_dist", "--only-agree", f"v{VERSION}")
+    assert code == 1 and said.count("refused: ") == 1 and "is not part of origin/main" in said
+    clone.git("commit", "--quiet", "--allow-empty", "--message", "Merged, and more")
+    clone.git("update-ref", "refs/remotes/origin/main", "HEAD")
+    clone.git("checkout", "--quiet", "HEAD~1")
+    code, said = clone.script("release_dist", "--only-agree", f"v{VERSION}")
+    assert code == 0 and "tag, main, version" in said
+    clone.git("update-ref", "-d", "refs/remotes/origin/main")
+    assert "there is no origin/main here" in clone.script("release_dist", "--only-agree", f"v{VERSION}")[1]

@@ -70,6 +70,29 @@ def test_a_script_gets_it_whole(tree: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("unsigned", "committed", "given"),
+    [
+        ("", False, []),
+        ("", True, ["<--key=docs/release_key.pub>"]),
+        ("1", False, ["<--allow-unsigned>"]),
+        ("1", True, ["<--key=docs/release_key.pub>", "<--allow-unsigned>"]),
+        ("no-key", False, ["<--allow-unsigned>"]),
+        ("no-key", True, ["<--key=docs/release_key.pub>"]),
+        ("0", False, []),
+    ],
+)
+def test_a_release_without_signature_is_taken_only_when_asked_and_never_for_a_key_that_is_committed(
+    unsigned: str, committed: bool, given: list[str], tree: Path
+) -> None:
+    if committed:
+        (tree / "docs").mkdir()
+        (tree / "docs" / "release_key.pub").touch()
+    for target, before in (("verify-dist", 3), ("try-dist", 2)):
+        said = make(tree, target, UNSIGNED=unsigned).stdout.splitlines()
+        assert said[before:] == [*given, "<-->", "<dist>"]
+
+
+@pytest.mark.parametrize(
     "version",
     [
         "v00.1.0",

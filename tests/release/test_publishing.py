@@ -6,6 +6,7 @@ The whole way is ``ci/release_rehearsal``, which takes minutes: here are its par
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -15,14 +16,15 @@ import pytest
 
 from megatron_fixes.catalog import load
 from megatron_fixes.errors import RefusedError
-from megatron_fixes.release import layout
+from megatron_fixes.release import layout, signature
 from tests.loading import ROOT, load_program
+from tests.release.conftest import LAYOUT, Released
 
 CHANGELOG = load_program("scripts/changelog.py")
 NOTES = load_program("scripts/release_notes.py")
 EVIDENCE = load_program("scripts/release_evidence.py")
 PUBLISH = load_program("scripts/publish_github.py")
-DIST = load_program("scripts/release_dist.py")
+SIGN = load_program("scripts/sign_release.py")
 LOG = "# Log\n\n## Unreleased\n\n## 0.2.0rc1 - 2026-12-02\n\n- Rc.\n\n## 0.1.0 - 2026-12-01\n\n### Added\n\n- One.\n"
 
 
@@ -68,18 +70,65 @@ def test_notes_of_a_version_without_a_section_are_refused() -> None:
         NOTES.notes(load(), "0.3.0", LOG, signed=True)
 
 
-def test_a_release_is_a_draft_until_all_files_are_there_and_a_prerelease_is_never_the_latest(tmp_path: Path) -> None:
-    create, edit = PUBLISH.commands("0.1.0", [tmp_path / "a"], tmp_path / "notes", "none")
+def test_a_release_is_first_a_draft_with_all_its_files(tmp_path: Path) -> None:
+    (create,) = PUBLISH.draft_commands("0.1.0", [tmp_path / "a"], tmp_path / "notes", "none")
     assert create[2:6] == ["create", "v0.1.0", "--draft", "--verify-tag"] and create[-1] == str(tmp_path / "a")
-    assert "--prerelease" not in create and edit[2:] == ["edit", "v0.1.0", "--draft=false", "--latest"]
-    delete, create, edit = PUBLISH.commands("0.2.0rc1", [], tmp_path / "notes", "draft")
+    assert "--prerelease" not in create
+    delete, create = PUBLISH.draft_commands("0.2.0rc1", [], tmp_path / "notes", "draft")
     assert delete == ["gh", "release", "delete", "v0.2.0rc1", "--yes"]
-    assert "--prerelease" in create and edit[-1] == "--latest=false"
+    assert "--prerelease" in create
+
+
+@pytest.mark.parametrize(
+    ("version", "public", "latest"),
+    [
+        ("0.1.0", [], "true"),
+        ("0.10.0", ["v0.9.0", "v0.2.0"], "true"),
+        ("0.1.5", ["v0.2.0"], "false"),
+        ("0.1.5", ["v0.2.0rc1", "v1", "nightly"], "true"),
+        ("0.2.0rc1", [], "false"),
+    ],
+)
+def test_the_latest_is_the_highest_final_version(version: str, public: list[str], latest: str, tmp_path: Path) -> None:
+    command = PUBLISH.publish_command(version, tmp_path, public)
+    assert command[2:5] == ["edit", f"v{version}", "--draft=false"] and command[-1] == f"--latest={latest}"
 
 
 def test_a_public_release_is_never_touched(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="public already"):
-        PUBLISH.commands("0.1.0", [], tmp_path / "notes", "public")
+        PUBLISH.draft_commands("0.1.0", [], tmp_path / "notes", "public")
+
+
+def test_only_what_the_committed_key_has_signed_is_published(released: Released, tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    committed = tmp_path / "docs" / "release_key.pub"
+    unsigned = {**released.files, layout.SIGNATURE: signature.UNSIGNED}
+    junk = {**released.files, layout.SIGNATURE: b"junk\n"}
+    assert SIGN.require_sound({**unsigned, layout.KEYLESS: b"{}"}) == LAYOUT.version
+    assert not SIGN.require_signed(unsigned, tmp_path)
+    for files in (released.files, junk):
+        with pytest.raises(RefusedError, match=r"got a signature and no docs/release_key\.pub"):
+            SIGN.require_signed(files, tmp_path)
+    shutil.copy(released.public, committed)
+    assert SIGN.require_signed(released.files, tmp_path)
+    for files, said in ((unsigned, "UNSIGNED: got no signature"), (junk, "no SSH signature")):
+        with pytest.raises(RefusedError, match=said):
+            SIGN.require_signed(files, tmp_path)
+    for spoilt in (
+        {name: content for name, content in unsigned.items() if name != LAYOUT.wheel},
+        {**unsigned, LAYOUT.wheel: b""},
+        {**unsigned, "another": b""},
+        {},
+    ):
+        with pytest.raises(RefusedError):
+            SIGN.require_sound(spoilt)
+
+
+@pytest.mark.parametrize("script", ["sign_release", "publish_github"])
+def test_where_a_key_or_a_right_to_write_is_no_package_is_needed(script: str) -> None:
+    command = [sys.executable, "-S", str(ROOT / "scripts" / f"{script}.py"), "--help"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_evidence_counts_tests_by_folder_skips_by_reason_and_names_failures(tmp_path: Path) -> None:
@@ -109,11 +158,11 @@ def test_checks_are_run_without_what_would_narrow_them(monkeypatch: pytest.Monke
 
 def test_a_key_in_the_environment_signs_and_its_file_is_gone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RELEASE_KEY", "a key\n")
-    with DIST.key_file(None) as path:
+    with SIGN.key_file(None) as path:
         assert path.read_text(encoding="utf-8") == "a key\n" and path.stat().st_mode & 0o777 == 0o600
     assert not path.exists()
-    with DIST.key_file(Path("named")) as path:
+    with SIGN.key_file(Path("named")) as path:
         assert path == Path("named")
     monkeypatch.setenv("RELEASE_KEY", "")
-    with DIST.key_file(None) as path:
+    with SIGN.key_file(None) as path:
         assert path is None

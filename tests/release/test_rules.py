@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from megatron_fixes.errors import RefusedError
+from megatron_fixes.release import layout
 from tests.loading import load_program
 
 RULES = load_program("scripts/release_rules.py")
@@ -121,7 +122,7 @@ def test_evidence_of_another_form_is_none() -> None:
     ("version", "pre"), [("0.1.0", False), ("0.2.0rc1", True), ("1.0.0a2", True), ("1.0.0b1", True)]
 )
 def test_a_prerelease_is_told_by_its_version(version: str, pre: bool) -> None:
-    assert RULES.is_prerelease(version) == pre
+    assert layout.is_prerelease(version) == pre
 
 
 def test_what_is_unreleased_goes_under_a_version_and_the_section_stays() -> None:

@@ -28,11 +28,13 @@ HOME = re.compile(r"(?<![\w.~:}-])/(?:root|work|home/\w[\w.-]*|Users/\w[\w.-]*|p
 
 # What a job of a release needs beyond reading; every other job reads.
 MAY_WRITE = {
-    ("build.yml", "build"): ("id-token: write", "attestations: write"),
+    ("build.yml", "attest"): ("id-token: write", "attestations: write"),
     ("release.yml", "build"): ("id-token: write", "attestations: write"),
-    ("release.yml", "sign"): ("id-token: write",),
-    ("release.yml", "publish-pypi"): ("id-token: write",),
-    ("release.yml", "publish-github"): ("contents: write",),
+    ("release.yml", "sign-keyless"): ("id-token: write",),
+    ("release.yml", "draft-github"): ("contents: write",),
+    ("publish.yml", "fetch"): ("contents: write",),
+    ("publish.yml", "publish-pypi"): ("id-token: write",),
+    ("publish.yml", "publish-github"): ("contents: write",),
 }
 
 Rule = Callable[[Path], Iterator[str]]
@@ -213,8 +215,8 @@ SPOILT = {
     "job of a release that may write more": Spoilt(
         workflows_may_only_read,
         ".github/workflows/release.yml",
-        "permissions: {}\njobs: {sign: {permissions: {id-token: write, contents: write}}}\n",
-        "permissions: {}\njobs: {sign: {permissions: {id-token: write, contents: read}}}\n",
+        "permissions: {}\njobs: {sign-keyless: {permissions: {id-token: write, contents: write}}}\n",
+        "permissions: {}\njobs: {sign-keyless: {permissions: {id-token: write, contents: read}}}\n",
     ),
     "right of a release in another workflow": Spoilt(
         workflows_may_only_read,
