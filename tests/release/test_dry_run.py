@@ -153,6 +153,7 @@ def test_a_signed_commit_is_read_when_git_shows_signatures(clone: Clone, tmp_pat
 
 
 def test_a_commit_that_main_does_not_have_is_not_agreed_on(clone: Clone) -> None:
+    clone.git("update-ref", "refs/remotes/origin/main", "HEAD")
     assert clone.script("prepare_release", f"v{VERSION}")[0] == 0
     code, said = clone.script("release_dist", "--only-agree", f"v{VERSION}")
     assert code == 1 and said.count("refused: ") == 1 and "is not part of origin/main" in said
