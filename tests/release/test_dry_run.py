@@ -94,6 +94,8 @@ def test_a_release_is_built_once_all_agrees_and_never_before(clone: Clone, tmp_p
     assert {path.name: path.read_bytes() for path in dist.iterdir()} == unsigned
     shutil.copy(key.with_suffix(".pub"), clone.tree / "docs" / "release_key.pub")
     assert clone.script("sign_release", "--out", "dist", "--key", str(key))[0] == 0
+    (clone.tree / ".dist-SHA256SUMS.sig").touch()  # what is left if the process is killed
+    assert clone.git("status", "--porcelain") == "?? docs/release_key.pub"
     signed = {path.name: path.read_bytes() for path in dist.iterdir()}
     assert {name for name in signed if signed[name] != unsigned[name]} == {layout.SIGNATURE}
 
