@@ -124,6 +124,30 @@ def test_only_what_the_committed_key_has_signed_is_published(released: Released,
             SIGN.require_sound(spoilt)
 
 
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_draft_that_was_changed_after_it_was_verified_stays_one(
+    changed: bool, released: Released, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "docs").mkdir()
+    shutil.copy(released.public, tmp_path / "docs" / "release_key.pub")
+    (tmp_path / "notes.md").touch()
+    monkeypatch.setattr(PUBLISH, "ROOT", tmp_path)
+    monkeypatch.setenv("PATH", f"{ROOT / 'ci' / 'rehearsal'}:{os.environ['PATH']}")
+    monkeypatch.setenv("GH_LOG", str(tmp_path / "gh"))
+    monkeypatch.setenv("GH_STATE", "none")
+    PUBLISH.draft(LAYOUT.version, released.folder, tmp_path / "notes.md")
+    PUBLISH.fetch(LAYOUT.version, tmp_path / "fetched")
+    with pytest.raises(RefusedError, match="is there already"):
+        PUBLISH.fetch(LAYOUT.version, tmp_path / "fetched")
+    if changed:
+        (tmp_path / "gh.draft" / layout.KEYLESS).write_text("{}", encoding="utf-8")
+        with pytest.raises(RefusedError, match="other files than were verified"):
+            PUBLISH.publish(LAYOUT.version, tmp_path / "fetched", tmp_path / "notes.md")
+    else:
+        assert PUBLISH.publish(LAYOUT.version, tmp_path / "fetched", tmp_path / "notes.md").endswith("public, signed")
+    assert ("--draft=false" in (tmp_path / "gh").read_text(encoding="utf-8")) != changed
+
+
 @pytest.mark.parametrize("script", ["sign_release", "publish_github"])
 def test_where_a_key_or_a_right_to_write_is_no_package_is_needed(script: str) -> None:
     command = [sys.executable, "-S", str(ROOT / "scripts" / f"{script}.py"), "--help"]
