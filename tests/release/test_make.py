@@ -57,7 +57,7 @@ def make(tree: Path, target: str, *words: str, **variables: str) -> subprocess.C
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_nothing_from_outside_is_run(target: str, attack: str, tree: Path) -> None:
     make(tree, target, **dict.fromkeys(OUTSIDE, attack))
-    make(tree, target, *(f"{name}={attack.replace('$', '$$')}" for name in OUTSIDE))
+    make(tree, target, *(f"{name}={attack}" for name in OUTSIDE))
     assert not list(tree.rglob("PWNED"))
 
 
