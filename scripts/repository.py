@@ -23,18 +23,22 @@ def git(root: Path, *arguments: str, may_fail: bool = False) -> str:
     """What git says, without the spaces around it.
 
     Raises:
-        RefusedError: There is no git, this is no checkout, or the command failed and may not.
+        UsageError: There is no git, or this is no checkout.
+        RefusedError: The command failed and may not.
     """
     return git_bytes(root, *arguments, may_fail=may_fail).decode("utf-8").strip()
 
 
 def git_bytes(root: Path, *arguments: str, may_fail: bool = False, given: bytes = b"") -> bytes:
     """What git says, to the byte; see ``git``."""
+    if not (root / ".git").exists():  # git itself would go on with a repository around it
+        hint = "Clone the repository; a release is built from a commit."
+        raise UsageError("got no git checkout, expected one", context=str(root), hint=hint)
     command = ["git", "-C", str(root), *SETTINGS, *arguments]
     try:
         done = subprocess.run(command, input=given, capture_output=True, check=False)
     except FileNotFoundError:
-        raise RefusedError("got no git on PATH, expected one", context=str(root), hint="Install git.") from None
+        raise UsageError("got no git on PATH, expected one", context=str(root), hint="Install git.") from None
     if done.returncode and not may_fail:
         raise RefusedError(f"git {arguments[0]}: {done.stderr.decode('utf-8', 'replace').strip()}", context=str(root))
     return done.stdout
@@ -44,12 +48,8 @@ def require_clean(root: Path, hint: str) -> None:
     """Refuse a work tree whose files are not those of its commit; ``hint`` says what to do then.
 
     Raises:
-        UsageError: This is no checkout.
         RefusedError: A file is changed or untracked, or git was told not to look at it.
     """
-    if not (root / ".git").exists():  # git itself would go on with a repository around it
-        clone = "Clone the repository; a release is built from a commit."
-        raise UsageError("got no git checkout, expected one", context=str(root), hint=clone)
     if changed := git(root, "status", "--porcelain", "--untracked-files=normal"):
         message = f"got a work tree with changes ({changed.splitlines()[0].strip()}), expected a clean one"
         raise RefusedError(message, context=str(root), hint=hint)

@@ -5,7 +5,7 @@
 Each build is a process in a clone of its own, of the tag if there is one, else of HEAD. With ``--against`` the files of
 that folder are what is expected. Without it there are two builds that have nothing in common but the commit:
 path, umask, time zone, locale, user, home, hash seed, and git's own settings that could change what is checked out.
-The signature is not compared: it needs the key. What else lies in the folder is named as left out.
+The signature is not compared: it needs the key. What else has a name like a release's is left out, and named.
 """
 
 from __future__ import annotations

@@ -46,6 +46,6 @@ def known_fixes(matrix: Matrix, names: Iterable[str]) -> tuple[str, ...]:
         near = did_you_mean(unknown[0], slugs) or f"name some of {', '.join(slugs)}."
         raise UsageError(
             f"got {', '.join(name or 'an empty text' for name in unknown)}, expected ids or slugs of known fixes",
-            hint=f"{near[:1].upper()}{near[1:]} `megatron-fixes list` says what there is.",
+            hint=f"{near[:1].upper()}{near[1:]} See `megatron-fixes list`.",
         )
     return tuple(found)

@@ -37,7 +37,7 @@ def test_two_builds_with_nothing_in_common_but_the_commit_are_the_same(
     beside = ("SHA256SUMS.sigstore.json", "key.pub", "megatron_fixes-9.9.9.tar.gz")
     for name in beside:
         (published / name).write_text("Not built.\n", encoding="utf-8")
-    left_out = sorted([*beside, layout.SIGNATURE])
+    left_out = sorted({*beside, layout.SIGNATURE} - {"key.pub"})
     assert scripts("reproduce_release").reproduce(repository, LAYOUT.version, published) == ([], left_out)
 
 

@@ -269,7 +269,7 @@ def test_a_fifo_in_place_of_a_file_is_not_waited_for(
 
 def test_no_hint_names_a_command_that_it_lacks_as_its_own(program: Path, trees: tuple[Path, Path]) -> None:
     said = run(program, "apply", trees[1], "--only", "MF9999").err
-    assert "an installed `megatron-fixes list` says what they are" in " ".join(said.split())
+    assert "See an installed `megatron-fixes list`." in " ".join(said.split())
     scan = " ".join(run(program, "scan", trees[1]).out.split())
     assert "python3 apply.py apply" in scan
     assert not re.search("(?<!an installed )(?<!an installed `)megatron-fixes [a-z]+ ", said + scan)
