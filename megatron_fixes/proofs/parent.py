@@ -93,6 +93,8 @@ def run_rank(case: Case, rank: int, folder: Path) -> None:
     import torch.distributed as dist
 
     signal.alarm(int(case.timeout_s + 2 * GRACE_S))
+    # The first call after a fork makes torch's thread pool anew; two threads of autograd that do so at once abort.
+    torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     if case.backend == "nccl":
         torch.cuda.set_device(rank)
@@ -137,7 +139,9 @@ def _failure(folder: Path, rank: int, code: int) -> str:
         return f"rank {rank}: {error.read_text().splitlines()[0]}"
     log = folder / f"{rank}.log"
     lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-    return f"rank {rank}: ended with exit code {code}" + (f" ({lines[-1]})" if lines else "")
+    # What ends a C++ thread says why before it prints its stack.
+    said = next((line.strip() for line in lines if line.strip().startswith("what():")), lines[-1] if lines else "")
+    return f"rank {rank}: ended with exit code {code}" + (f" ({said})" if said else "")
 
 
 def run_case(case: Case, fix_id: str, tree: Path) -> dict[str, Any]:
