@@ -47,6 +47,8 @@ def prepare(tree: Path, backend: Backend) -> None:
     Must come before megatron is imported.
     """
     sys.path.insert(0, str(tree))
+    # Byte code counts as current by size and time of its source, which a changed tree may keep.
+    sys.dont_write_bytecode = True
     # Lets torch look for devices without CUDA's own start, which no fork survives.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     if config.overlay_settings().fixes.value:

@@ -255,7 +255,7 @@ def test_nccl_is_that_of_torchs_cuda(parts: Parts) -> None:
 
 
 def test_nccl_without_metadata_is_told_by_its_file(parts: Parts) -> None:
-    parts.torch("2.11.0a0+own", "13.0")
+    parts.torch("2.11.0a0+own", "99.0")  # no environment of tests has its NCCL installed
     (parts.site / "torch" / "lib" / "libnccl.so.2.28.9").write_bytes(b"")
     assert parts.read()["nccl"] == {"value": "2.28.9", "source": "the name of the library's file"}
 
