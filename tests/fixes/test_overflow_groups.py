@@ -91,7 +91,7 @@ def covers(ranks: list[dict[str, list[int]]], layer: str, optimizer: str) -> boo
 def test_each_optimizers_overflow_flag_is_the_same_on_every_rank(line: str) -> None:
     tree = fetch(CATALOG.matrix.lines()[line][-1], CATALOG.matrix)
     command = [sys.executable, "-c", PROGRAM, str(tree)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     layouts = json.loads(done.stdout.splitlines()[-1])
     assert len(layouts) > 30
