@@ -30,7 +30,7 @@ from repository import git, git_bytes, require_clean
 from standalone import BUNDLED, files_of_patches
 
 from megatron_fixes.errors import MegatronFixesError, RefusedError, UsageError
-from megatron_fixes.release import archive, layout, provenance, sbom, signature, sums, verify, wheel
+from megatron_fixes.release import archive, form, layout, provenance, sbom, signature, sums, verify, wheel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -118,7 +118,7 @@ def build(source: Source, out: Path, key: Path | None = None) -> list[Path]:
     statement = provenance.make(
         digests, version=source.version, commit=source.commit, epoch=source.epoch, packages=pinned
     )
-    files[names.provenance] = provenance.encode(statement)
+    files[names.provenance] = form.encode(statement)
     files[layout.SUMS] = sums.write_sums({name: sums.digest(content) for name, content in files.items()})
     files[layout.SIGNATURE] = signature.sign(files[layout.SUMS], key) if key else signature.UNSIGNED
     require_good(files, key)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from megatron_fixes import __version__
 from megatron_fixes.catalog.matrix import load_matrix
 from megatron_fixes.catalog.series import load_series
-from megatron_fixes.release import manifest
+from megatron_fixes.release import form, manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,7 +103,7 @@ def files_of_patches(tree: Path, *, version: str, commit: str, epoch: int) -> di
         lines=lines,
         files=manifest.entries(files),
     )
-    return {**files, manifest.FILE: manifest.encode(described)}
+    return {**files, manifest.FILE: form.encode(described)}
 
 
 def standalone(tree: Path, version: str) -> bytes:

@@ -14,10 +14,11 @@ from typing import Annotated, Literal
 import msgspec
 
 from megatron_fixes.errors import RefusedError
+from megatron_fixes.release import form
+from megatron_fixes.release.form import Digest
 from megatron_fixes.release.sums import digest
 
 FILE = "MANIFEST.json"
-Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,24 +62,9 @@ def entries(files: Mapping[str, bytes]) -> dict[str, Entry]:
     return {name: Entry(digest(files[name]), len(files[name])) for name in sorted(files)}
 
 
-def encode(manifest: Manifest) -> bytes:
-    """Return the file's bytes."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
-
-
 def decode(data: bytes, *, source: str = FILE) -> Manifest:
-    """Read the file's bytes.
-
-    Raises:
-        RefusedError: They are not a manifest, or not written as we write it.
-    """
-    try:
-        manifest = msgspec.json.decode(data, type=Manifest)
-    except msgspec.MsgspecError as error:
-        raise RefusedError(f"got what is no manifest ({error})", context=source) from None
-    if encode(manifest) != data:
-        raise RefusedError("got a manifest in another form than ours, expected ours to the byte", context=source)
-    return manifest
+    """Read the file's bytes; raises as ``form.decode``."""
+    return form.decode(data, Manifest, "manifest", source=source)
 
 
 def faults(manifest: Manifest, files: Mapping[str, bytes], *, source: str) -> list[RefusedError]:

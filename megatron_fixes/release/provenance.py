@@ -11,15 +11,16 @@ Source: in-toto attestation framework (Statement v1), slsa.dev/provenance/v1.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from megatron_fixes.errors import RefusedError
+from megatron_fixes.release import form
+from megatron_fixes.release.form import Digest
 
 BUILD_TYPE = "urn:megatron-fixes:build-release:1"
 BUILDER = "urn:megatron-fixes:scripts:build_release.py"
-Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
 class Sha256(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,24 +100,9 @@ def make(
     )
 
 
-def encode(statement: Statement) -> bytes:
-    """Return the file's bytes."""
-    return msgspec.json.format(msgspec.json.encode(statement), indent=1) + b"\n"
-
-
 def decode(data: bytes, *, source: str) -> Statement:
-    """Read the file's bytes.
-
-    Raises:
-        RefusedError: They are no such statement, or not written as we write it.
-    """
-    try:
-        statement = msgspec.json.decode(data, type=Statement)
-    except msgspec.MsgspecError as error:
-        raise RefusedError(f"got what is no provenance statement ({error})", context=source) from None
-    if encode(statement) != data:
-        raise RefusedError("got a statement in another form than ours, expected ours to the byte", context=source)
-    return statement
+    """Read the file's bytes; raises as ``form.decode``."""
+    return form.decode(data, Statement, "provenance statement", source=source)
 
 
 def faults(

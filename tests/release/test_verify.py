@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from megatron_fixes.release import archive, layout, manifest, signature, sums
+from megatron_fixes.release import archive, form, layout, manifest, signature, sums
 from megatron_fixes.release.verify import check
 
 from .conftest import LAYOUT, Released, check_as_signed, make_key, sealed
@@ -137,7 +137,7 @@ def rebuilt(released: Released, change: Callable[[dict[str, bytes]], None], *, h
     if honest:
         described = manifest.decode(inside[name])
         others = {n.removeprefix(f"{LAYOUT.root}/"): c for n, c in inside.items() if n != name}
-        inside[name] = manifest.encode(msgspec.structs.replace(described, files=manifest.entries(others)))
+        inside[name] = form.encode(msgspec.structs.replace(described, files=manifest.entries(others)))
     tarball = archive.pack(inside, mtime=0, executable=[f"{LAYOUT.root}/apply.py"])
     return sealed({**released.files, LAYOUT.patches: tarball})
 
@@ -162,7 +162,7 @@ def test_a_manifest_of_another_version_is_found(released: Released) -> None:
 
     def older(inside: dict[str, bytes]) -> None:
         described = manifest.decode(inside[name])
-        inside[name] = manifest.encode(msgspec.structs.replace(described, version="0.0.1"))
+        inside[name] = form.encode(msgspec.structs.replace(described, version="0.0.1"))
 
     (finding,) = said(rebuilt(released, older), chosen=[LAYOUT.patches])
     assert finding.startswith(f"{name}: says version 0.0.1, expected {LAYOUT.version}")
