@@ -127,15 +127,24 @@ def _to_json(
     found: Sequence[Package],
     rows: Sequence[Row],
     facts: Facts,
-    gated: Collection[str],
+    catalog: Catalog,
     machine: dict[str, Any],
     todo: Sequence[str],
 ) -> dict[str, Any]:
-    fixes = [(row.finding.fix_id, row.finding.verdict, row.remedy) for row in rows]
+    fixes = [
+        {
+            "id": finding.fix_id,
+            "verdict": finding.verdict,
+            "remedy": row.remedy,
+            "gated": catalog.is_gated(finding.fix_id),
+        }
+        for row in rows
+        for finding in [row.finding]
+    ]
     return {
         "packages": [{"name": p.name, "version": p.version, "where": p.where, "note": p.note} for p in found],
         "machine": machine,
-        "fixes": [{"id": i, "verdict": verdict, "remedy": remedy, "gated": i in gated} for i, verdict, remedy in fixes],
+        "fixes": fixes,
         "overlay": facts.to_json(),
         "todo": list(todo),
     }
@@ -189,12 +198,11 @@ def doctor_command(check: bool, import_torch: bool, as_json: bool) -> int:
     facts = overlay.where_from()
     catalog = load(compiled=True)
     core, rows, no_overlay = megatron_core(catalog)
-    gated = [fix_id for fix_id in catalog.matrix.fixes if catalog.is_gated(fix_id)]
     machine, findings = machine_block.look(core, catalog.matrix, import_torch=import_torch)
     found = [*packages(machine.torch.value), core]
     todo = machine_block.todo(findings) + advice(found, rows, facts, catalog, no_overlay)
     if as_json:
-        output.print_json(_to_json(found, rows, facts, gated, machine_block.to_json(machine, findings), todo))
+        output.print_json(_to_json(found, rows, facts, catalog, machine_block.to_json(machine, findings), todo))
     else:
         _print_packages(found)
         machine_block.show(machine, findings, _LABEL)

@@ -43,6 +43,14 @@ def each_rank(body: Any, ranks: int = 2, **more: Any) -> list[Any]:
     return [rank.result or {"result": None, "events": [], "log": rank.log[-3000:]} for rank in ended]
 
 
+def guarded(**bodies: Any) -> dict[str, Any]:
+    """What each rank returned of each body, one after the other, under guards with a short deadline."""
+    guards.install(deadline_s=0.7)
+    result = {name: each_rank(body) for name, body in bodies.items()}
+    guards.uninstall()
+    return result
+
+
 def model(**more: Any) -> Any:
     """Model parallelism, and real DDP over two layers with a bomb between them, a bucket a parameter."""
     from megatron.core import parallel_state
@@ -151,10 +159,7 @@ def abandoned() -> Any:
         time.sleep(1.5)
         return None
 
-    guards.install(deadline_s=0.7)
-    result = {"both": each_rank(both), "alone": each_rank(alone)}
-    guards.uninstall()
-    return result
+    return guarded(both=both, alone=alone)
 
 
 @drill
@@ -192,10 +197,7 @@ def first_batch() -> Any:
         time.sleep(1.5)
         return None
 
-    guards.install(deadline_s=0.7)
-    result = {"both": each_rank(body), "alone": each_rank(alone)}
-    guards.uninstall()
-    return result
+    return guarded(both=body, alone=alone)
 
 
 @drill
