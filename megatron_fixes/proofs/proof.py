@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from megatron_fixes.catalog.expectation import Outcome
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from megatron_fixes.catalog.expectation import Outcome
 
 Backend = Literal["gloo", "nccl"]
 Evidence = dict[str, Any]
