@@ -27,7 +27,11 @@ from megatron_fixes.proofs.rendezvous import join_store, keep_store
 
 @dataclass(frozen=True)
 class Ended:
-    """How a rank ended: what its body returned (None if it raised), its exit code (None if it was still running)."""
+    """How a rank ended: what its body returned (None if it raised), its exit code (None if it was still running).
+
+    Attributes:
+        seconds: That the body took; without a result, that the ranks had when they were killed or had ended.
+    """
 
     result: Any
     code: int | None
@@ -90,14 +94,16 @@ def run(
     }
     try:
         codes = wait(ranks, began + within_s)
+        waited_s = time.monotonic() - began
     finally:
         for started in (*ranks.values(), keeper):
             started.kill()
     ended = []
     for rank in ranks:
         report = folder / f"{rank}.json"
-        said: dict[str, Any] = {"result": None, "seconds": within_s}
+        said: dict[str, Any] = {"result": None, "seconds": waited_s}
         if report.exists():
             said = json.loads(report.read_text())
-        ended.append(Ended(said["result"], codes[rank], said["seconds"], (folder / f"{rank}.log").read_text()))
+        log = (folder / f"{rank}.log").read_text(errors="replace")
+        ended.append(Ended(said["result"], codes[rank], said["seconds"], log))
     return ended

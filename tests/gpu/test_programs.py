@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``ci/gpu_collectives`` runs needs no more than torch and wrapt, and keeps what it has when a part is cut short.
+"""What ``ci/gpu_collectives`` runs needs no more than torch and wrapt, and tells what it saw, also where it was cut short.
 
 Without GPUs: the script runs with a double of Python that writes down what it is asked for.
 """
@@ -7,13 +7,19 @@ Without GPUs: the script runs with a double of Python that writes down what it i
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from ..loading import ROOT
+from megatron_fixes.proofs import ranks
+from megatron_fixes.proofs.world import run
+
+from ..loading import ROOT, load_program
 
 # A machine with GPUs has torch, and may have no network to fetch these from.
 ABSENT = ("click", "msgspec", "rich", "unidiff", "yaml")
@@ -66,3 +72,17 @@ def test_a_part_that_fails_is_told_and_the_others_run(called: tuple[int, list[st
     code, calls, summary = called
     assert code == 1 and "cost: exit status 3" in summary and summary.count("exit status 0") == 3
     assert "benchmarks/drills.py" in calls[-1]
+
+
+def test_who_still_ran_when_a_peer_was_killed_is_told_with_its_own_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def body(rank: int) -> None:
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.write(2, b"\xff\n")
+        time.sleep(60)
+
+    monkeypatch.setattr(ranks, "GRACE_S", 0.5)
+    words = [load_program("benchmarks/drills.py").words(rank) for rank in run(body, 2, tmp_path, within_s=30)]
+    assert re.fullmatch(r"still running after [0-9] s", words[0]) and words[1] == "ended by SIGKILL"
