@@ -6,7 +6,13 @@ ranks that share them, so any two ranks destroy those that they share in the sam
 Before a group is destroyed its ranks tell each other through the store that they are ready, within a deadline: a
 gloo group that one rank destroys while a peer is still connecting it ends in an error on the peer.
 
-Not handled: works that were issued without a context; c10d ends them as the back end likes.
+NCCL destroys a group only once all that is under way on it has ended and its ranks on the node have come, and frees
+memory on the way, for which CUDA may wait until nothing runs on the device. So all groups are drained before the first
+one is destroyed; one on which something is still under way, or to which ranks did not come, is aborted instead.
+Source: https://github.com/pytorch/pytorch/pull/141510, https://github.com/NVIDIA/nccl/pull/564.
+
+Not handled: works that were issued without a context. gloo ends them as it likes; with NCCL ``destroy`` may wait for
+them without an end.
 """
 
 from __future__ import annotations
@@ -53,7 +59,8 @@ def destroy(group: Any = None, *, agree_s: float = AGREE_S) -> Teardown:
 
     Raises:
         GroupDestroyedError: It is gone already.
-        TeardownError: Something went wrong on the way; the group is destroyed all the same.
+        TeardownError: Something went wrong on the way; the group is destroyed all the same, unless its abort does not
+            end (with NCCL, for want of its other ranks).
         UsageError: ``agree_s`` is no time.
     """
     require_time("agree_s", agree_s)
@@ -70,7 +77,8 @@ def destroy_all(*, agree_s: float = AGREE_S) -> Teardown:
         agree_s: How long to wait for the other ranks of each group, in seconds.
 
     Raises:
-        TeardownError: Something went wrong on the way; all groups are destroyed all the same.
+        TeardownError: Something went wrong on the way; all groups are destroyed all the same, but for one whose abort
+            does not end (with NCCL, for want of its other ranks), and then the default one.
         UsageError: ``agree_s`` is no time.
     """
     require_time("agree_s", agree_s)
@@ -84,12 +92,14 @@ def destroy_all(*, agree_s: float = AGREE_S) -> Teardown:
 def _destroy(records: Sequence[GroupRecord], agree_s: float) -> Teardown:
     errors: dict[str, str] = {}
     destroyed = []
-    for record in records:
-        said = _drain(record, agree_s)
+    drained = [(record, _drain(record, agree_s)) for record in records]
+    for record, said in drained:
         group = None if record.aborted else record.group()
         if group is not None:
-            said += _agree(record, agree_s)
-        said += _end(record)
+            said += (absent := _agree(record, agree_s))
+            if (absent or record.sweep()) and _waits_for_all(group):
+                record.abort()
+        said += _end(record, [one for one, _ in drained], agree_s)
         destroyed.append(record.name)
         if said:
             errors[record.name] = "; ".join(said)
@@ -125,10 +135,19 @@ def _agree(record: GroupRecord, within_s: float) -> list[str]:
     return []
 
 
-def _end(record: GroupRecord) -> list[str]:
+def _waits_for_all(group: Any) -> bool:
+    """Whether to destroy a group means to wait for its other ranks and for all that is under way on it."""
+    return "nccl" in dist.get_backend_config(group)
+
+
+def _end(record: GroupRecord, every: Sequence[GroupRecord], within_s: float) -> list[str]:
     group = record.listed()
     if group is None:
         return []
+    # c10d ends all groups with the default one, and waits for the abort of each.
+    ends = every if group is dist.group.WORLD else [record]
+    if stuck := [one.name for one in ends if one.aborting(within_s)]:
+        return [f"not destroyed, since the abort of {', '.join(stuck)} has not ended after {within_s:g} s"]
     began = time.monotonic()
     try:
         dist.destroy_process_group(group)

@@ -80,7 +80,7 @@ class Operation:
     @property
     def under_way(self) -> bool:
         """Whether the back end may still read or write its tensors."""
-        return not all(work.is_completed() for work in self.works)
+        return self._record.aborting() or not all(work.is_completed() for work in self.works)
 
     @property
     def on_device(self) -> bool:

@@ -5,7 +5,8 @@ A group is held weakly, so that nothing here keeps a destroyed group (and its th
 destructor. It lives while c10d lists it, it was not aborted through us, and this process is the one that made it: a
 fork inherits the handles of communicators that belong to its parent.
 
-Not handled: a group whose back end was shut down behind c10d's back; using it fails as the back end likes.
+Not handled: a group whose back end was shut down behind c10d's back; using it fails as the back end likes. At the exit
+of the interpreter Python 3.12 and later start no thread: an abort there has no bound but the back end's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
+import threading
 import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -26,6 +28,8 @@ from megatron_fixes.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# NCCL took 0.5 s where it did not wait for a peer (two H200).
+ABORT_S = 2.0
 _forks = 0
 
 
@@ -73,6 +77,7 @@ class GroupRecord:
 
     __slots__ = (
         "__weakref__",
+        "_abort",
         "_life",
         "_listing",
         "_mark",
@@ -98,6 +103,7 @@ class GroupRecord:
         self.count = self.compared = self.meetings = 0
         self.contexts: weakref.WeakSet[Owner] = weakref.WeakSet()
         self.aborted = False
+        self._abort: threading.Thread | None = None
         self.adrift: list[Adrift] = []
         self.forks = _forks
         self._mark, self._life = secrets.token_hex(8), -1
@@ -127,7 +133,8 @@ class GroupRecord:
         if self.forks != _forks:
             how, hint = "it belongs to the process that this one was forked from", "Make groups after the fork."
         elif self.aborted:
-            how, hint = "it was aborted, since a collective on it got stuck", "Make the group anew on all its ranks."
+            how = "it was aborted, since a collective on it got stuck or ranks did not come to destroy it"
+            hint = "Make the group anew on all its ranks."
         else:
             how, hint = "it was destroyed", "Close what uses a group before it is destroyed, or make it anew."
         raise GroupDestroyedError(
@@ -161,20 +168,52 @@ class GroupRecord:
 
     def sweep(self) -> int:
         """Let go of what has become complete; how many are still under way."""
-        self.adrift = [one for one in self.adrift if not all(work.is_completed() for work in one.works)]
+        if not self.aborting():
+            self.adrift = [one for one in self.adrift if not all(work.is_completed() for work in one.works)]
         return len(self.adrift)
 
     def abort(self) -> None:
-        """Give the group up: with NCCL what is under way on it ends with an error. Never raises.
+        """Give the group up: with NCCL, what is under way on it ends. Never raises, and blocks for 2 s at most.
+
+        NCCL asks all ranks of a group to abort it, and one that does so alone may wait for the others of its node
+        without an end, after it has told what is under way to end. So a thread does it.
 
         gloo's abort does nothing (torch 2.13): its threads work on until the group's own timeout, and whoever frees the
         last reference waits for them. So a reference is kept for good: no destructor and no exit blocks for that.
+        Source: ncclCommAbort in NCCL's guide; https://github.com/NVIDIA/nccl/issues/1777.
         """
         group, self.aborted = self.group(), True
-        if group is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+        if group is None:
+            return
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+        def give_up() -> None:
             with suppress(RuntimeError):
                 group.abort()
+
+        thread = threading.Thread(target=give_up, name="megatron-fixes-abort", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            give_up()
+            return
+        self._abort = thread
+        self.aborting(ABORT_S)
+
+    def aborting(self, within_s: float = 0.0) -> bool:
+        """Whether an abort is not done yet; then no work of the group may be asked.
+
+        torch asks a work under a lock that its abort holds, and keeps Python's own lock meanwhile: all threads stop.
+        Source: ``NCCLComm::isAborted``, and ``is_completed`` in c10d's init.cpp.
+
+        Args:
+            within_s: Wait for it that long.
+        """
+        thread = self._abort
+        if thread is None:
+            return False
+        thread.join(within_s)
+        return thread.is_alive()
 
 
 def _enter_life(store: Any, rank: int, mark: str) -> int:

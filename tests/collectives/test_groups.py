@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from megatron_fixes.collectives import (
     GroupDestroyedError,
     TeardownError,
     groups,
+    registry,
 )
 from megatron_fixes.errors import UsageError
-from megatron_fixes.proofs.world import run, stay
+from megatron_fixes.proofs.world import finish, run, stay
 
 from .test_context import ones, results, said
 
@@ -141,3 +143,92 @@ def test_a_time_to_agree_that_is_none_is_refused_before_anything_is_destroyed(ag
     for call in (groups.destroy, groups.destroy_all):
         with pytest.raises(UsageError, match="got agree_s="):
             call(agree_s=agree_s)
+
+
+class Stuck:
+    """A group whose abort does not end, as NCCL's on one rank alone may not; its work must not be asked meanwhile."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+
+    def abort(self) -> None:
+        self.released.wait()
+
+    def is_completed(self) -> bool:
+        assert self.released.is_set()
+        return True
+
+
+def test_an_abort_that_does_not_end_blocks_nobody(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        stuck, record = Stuck(), registry.record_of(dist.new_group([0]))
+        record.adrift.append(registry.Adrift([stuck], ()))
+        registry.ABORT_S = 0.1
+        registry.GroupRecord.group = lambda _: stuck  # type: ignore[method-assign]
+        began = time.monotonic()
+        record.abort()
+        told = [record.aborted, record.aborting(), record.sweep()]
+        error = said(TeardownError, lambda: groups.destroy_all(agree_s=0.1))
+        took_s = time.monotonic() - began
+        stuck.released.set()
+        told += [record.aborting(5.0), record.sweep()]
+        groups.destroy_all(agree_s=0.1)
+        return [told, error, took_s, record.name, dist.is_initialized()]
+
+    ((told, error, took_s, name, initialized),) = results(run(body, 1, tmp_path))
+    assert told == [True, True, 1, False, 0] and took_s < 5 and not initialized
+    # The default group would take the other with it.
+    assert error.count(f"not destroyed, since the abort of {name} has not ended after 0.1 s") == 2
+
+
+def test_all_is_drained_before_the_first_group_is_destroyed(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        stuck, fine = dist.new_group([0, 1]), dist.new_group([0, 1])
+        context = AllReduceContext(stuck, deadline_s=0.3)
+        if rank == 0:
+            context.all_reduce(ones())
+        destroy, given_up = dist.destroy_process_group, []
+
+        def watched(group: Any) -> None:
+            given_up.append(registry.record_of(stuck, to_destroy=True).aborted if group is fine else None)
+            destroy(group)
+
+        dist.destroy_process_group = watched
+        said(TeardownError, lambda: groups.destroy_all(agree_s=3.0))
+        return given_up[0]
+
+    # The rank with nothing under way has nothing to give up.
+    assert results(run(body, 2, tmp_path)) == [True, False]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_who_would_wait_for_absent_ranks_aborts(tmp_path: Path, waits: bool) -> None:
+    def body(rank: int) -> Any:
+        group = dist.new_group([0, 1])
+        record = registry.record_of(group)
+        if rank == 1:
+            stay([0])
+            return None
+        groups._waits_for_all = lambda _: waits  # type: ignore[assignment]
+        told = said(TeardownError, lambda: groups.destroy(group, agree_s=0.2))
+        finish(rank)
+        return [told, record.aborted, group in c10d._world.pg_map]
+
+    (told, aborted, listed), _ = results(run(body, 2, tmp_path))
+    assert "ranks [1] did not come" in told and (aborted, listed) == (waits, False)
+
+
+def test_who_would_wait_for_what_was_dropped_aborts(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        group = dist.new_group([0, 1])
+        record = registry.record_of(group)
+        groups._waits_for_all = lambda _: True  # type: ignore[assignment]
+        if rank == 0:
+            AllReduceContext(group).all_reduce(ones())
+            told = said(TeardownError, lambda: groups.destroy(group, agree_s=0.5))
+        else:
+            told = str(groups.destroy(group, agree_s=5.0).destroyed)
+        return [told, record.aborted]
+
+    (told, aborted), (_, peer_aborted) = results(run(body, 2, tmp_path))
+    assert "1 dropped collectives were not complete" in told and aborted and not peer_aborted
