@@ -4,7 +4,9 @@
 NCCL's ``wait`` does not block the host, and must not be made to: so nobody waits with a deadline there. The thread
 compares times; only for a collective older than the deadline it asks the works, so that a sound step makes it call
 nothing of CUDA. A collective is older by the host's clock, counted from when it was issued, so the deadline has to be
-longer than what the device may have queued before it.
+longer than what the device may have queued before it. The thread is on the device of the one that started it: a new
+thread is on device 0, and would make a context of half a gigabyte there as soon as it asks a work.
+Source: https://github.com/meta-pytorch/torchcomms/pull/777 (the same in another watchdog).
 
 Not handled: works of a handle whose form is not known (they pass for complete), and anything after a fork: the child
 starts its own thread when it issues something.
@@ -16,6 +18,8 @@ import os
 import threading
 import time
 from typing import TYPE_CHECKING
+
+import torch
 
 from megatron_fixes.events import Event, emit
 from megatron_fixes.guards.handles import is_complete
@@ -50,7 +54,9 @@ class Watcher:
         """Start the thread, if it is not there."""
         if self._thread is None:
             self._end = threading.Event()
-            self._thread = threading.Thread(target=self._run, args=(self._end,), name="megatron-guards", daemon=True)
+            device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+            arguments = (self._end, device)
+            self._thread = threading.Thread(target=self._run, args=arguments, name="megatron-guards", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
@@ -58,7 +64,9 @@ class Watcher:
         self._end.set()
         self._thread = None
 
-    def _run(self, end: threading.Event) -> None:
+    def _run(self, end: threading.Event, device: int | None) -> None:
+        if device is not None:
+            torch.cuda.set_device(device)
         while not end.wait(self._interval_s()):
             try:
                 self.look()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from megatron_fixes import events
 from megatron_fixes.guards import late, watcher
@@ -129,6 +130,22 @@ def test_there_is_one_thread_and_it_ends(heard: list[events.Event]) -> None:
     while threading.active_count() > before and time.monotonic() < end:
         time.sleep(0.01)
     assert threading.active_count() == before and not looking.running
+
+
+def test_the_thread_is_on_the_device_of_the_one_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_by: list[tuple[int, str]] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda device: set_by.append((device, threading.current_thread().name))
+    )
+    looking = watcher.Watcher(Ledger(), late.Terms(deadline_s=0.05))
+    looking.start()
+    end = time.monotonic() + 5
+    while not set_by and time.monotonic() < end:
+        time.sleep(0.01)
+    looking.stop()
+    assert set_by == [(3, "megatron-guards")]
 
 
 def test_the_works_of_every_kind_of_handle_are_found() -> None:
