@@ -92,14 +92,16 @@ def destroy_all(*, agree_s: float = AGREE_S) -> Teardown:
 def _destroy(records: Sequence[GroupRecord], agree_s: float) -> Teardown:
     errors: dict[str, str] = {}
     destroyed = []
-    drained = [(record, _drain(record, agree_s)) for record in records]
-    for record, said in drained:
+    drained = [_drain(record, agree_s) for record in records]
+    for record, told in zip(records, drained, strict=True):
+        said = list(told)
         group = None if record.aborted else record.group()
         if group is not None:
-            said += (absent := _agree(record, agree_s))
+            absent = _agree(record, agree_s)
+            said += absent
             if (absent or record.sweep()) and _waits_for_all(group):
                 record.abort()
-        said += _end(record, [one for one, _ in drained], agree_s)
+        said += _end(record, records, agree_s)
         destroyed.append(record.name)
         if said:
             errors[record.name] = "; ".join(said)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``ci/gpu_collectives`` runs needs no more than torch and wrapt, and tells what it saw, also where it was cut short.
+"""What ``ci/gpu_collectives`` runs needs no more than torch and wrapt, and tells what it saw, also when cut short.
 
 Without GPUs: the script runs with a double of Python that writes down what it is asked for.
 """
@@ -30,6 +30,7 @@ for name in {ABSENT}:
 sys.path.insert(0, "benchmarks")
 import collective_cost, drills, guarded_step
 from megatron_fixes import guards
+from megatron_fixes.guards import attach, late, lifecycle, streams, teardown
 from megatron_fixes.proofs import parent
 guards.install()
 """
