@@ -180,7 +180,8 @@ class GroupRecord:
 
         gloo's abort does nothing (torch 2.13): its threads work on until the group's own timeout, and whoever frees the
         last reference waits for them. So a reference is kept for good: no destructor and no exit blocks for that.
-        Source: ncclCommAbort in NCCL's guide; https://github.com/NVIDIA/nccl/issues/1777.
+        Source: ncclCommAbort in NCCL's guide; https://github.com/NVIDIA/nccl/issues/1777; the same remedy in
+        https://github.com/vllm-project/vllm/pull/39846.
         """
         group, self.aborted = self.group(), True
         if group is None:
