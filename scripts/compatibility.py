@@ -52,8 +52,8 @@ not mean that nothing works: builds of your own and NVIDIA's containers have oth
 """
 TRAPS_HEAD = """\
 What makes people, and checks, take a machine that works for one that does not, or the other way round. What is quoted
-is what `megatron-fixes doctor` says of a recorded machine; [machine.md](machine.md) has what it reads and what stops
-`apply`.
+is what `megatron-fixes doctor` says of a record of such a machine; most records are made up from what NVIDIA and
+PyTorch document, as their field `recorded` says. [machine.md](machine.md) has what is read and what stops `apply`.
 """
 FIRST_HEAD = """\
 Nine cells, architecture x CUDA version, without precisions. Two were wrong: CUDA 11.8 makes code for an H100, and it is
