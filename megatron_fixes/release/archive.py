@@ -4,7 +4,7 @@
 Written: ustar, files only, sorted by name, owner 0 without a name, mode 644 or 755, one time for all; gzip without a
 name or a time. The gzip holds *stored* blocks that are framed here and not by zlib: zlib-ng and other versions of zlib
 compress to other bytes, and then nobody could tell a tampered archive from one made elsewhere. So the archive is as
-large as what is in it (docs/decisions/0009).
+large as what is in it (docs/decisions/0011).
 
 Read: an archive is taken only if writing its content again gives the same bytes. So there is no room for anything odd;
 what is met most (absolute names, ``..``, links, devices, duplicates, long or non-ASCII names, a bomb, bytes after the
