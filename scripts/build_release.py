@@ -12,7 +12,6 @@ Not handled: whether lint, proofs and matrix are green for the commit; a caller 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.metadata
 import io
@@ -26,10 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import program
 from repository import git, git_bytes, require_clean
 from standalone import BUNDLED, files_of_patches
 
-from megatron_fixes.errors import MegatronFixesError, RefusedError, UsageError
+from megatron_fixes.errors import RefusedError, UsageError
 from megatron_fixes.release import archive, form, layout, provenance, sbom, signature, sums, verify, wheel
 
 if TYPE_CHECKING:
@@ -315,19 +315,16 @@ def _put(files: Mapping[str, bytes], out: Path, names: layout.Layout) -> list[Pa
     return [out / name for name in sorted(files)]
 
 
+@program.tells_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the arguments, build, and say what was made."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = program.parser(__doc__)
     parser.add_argument("version", metavar="VERSION", help="such as v0.1.0")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for the files (default: dist)")
     parser.add_argument("--key", type=Path, help="private key for ssh-keygen -Y sign; without it: UNSIGNED")
     given = parser.parse_args(arguments)
-    try:
-        source = find_source(ROOT, given.version)
-        made = build(source, given.out, given.key)
-    except MegatronFixesError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    source = find_source(ROOT, given.version)
+    made = build(source, given.out, given.key)
     print(f"megatron-fixes {source.version}, commit {source.commit}, SOURCE_DATE_EPOCH={source.epoch}")
     for path in made:
         print(f"  {path.stat().st_size:>9}  {path.name}")

@@ -6,13 +6,10 @@ Arguments are read before any work: a mistake in them, or ``--help``, writes not
 
 from __future__ import annotations
 
-import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-
-from megatron_fixes.errors import MegatronFixesError
+import program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,23 +23,20 @@ def only_check(about: str | None, arguments: Sequence[str] | None = None) -> boo
         about: The script's docstring, whose first line ``--help`` shows.
         arguments: Those of the process if None.
     """
-    parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0].replace("``", ""))
+    parser = program.parser(about)
     parser.add_argument("--check", action="store_true", help="only say whether the files are current; write nothing")
     check: bool = parser.parse_args(arguments).check
     return check
 
 
+@program.tells_errors
 def settle(make: Callable[[], Any], path: Path, *, check: bool) -> int:
     """Write what is made as JSON, or if ``check`` say whether the file is what would be written.
 
     Returns:
         An exit code: 1 if the file is out of date; that of the error, which is printed, if it could not be made.
     """
-    try:
-        content = msgspec.json.format(msgspec.json.encode(make()), indent=1) + b"\n"
-    except MegatronFixesError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    content = msgspec.json.format(msgspec.json.encode(make()), indent=1) + b"\n"
     if check:
         same = path.is_file() and path.read_bytes() == content
         print(f"{path.name} is up to date" if same else f"{path.name} is out of date: run this without --check")

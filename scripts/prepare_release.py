@@ -7,7 +7,6 @@ The date of the section is today's in UTC. Tagging is left to a person, as is al
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from datetime import datetime, timezone
@@ -15,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import changelog
+import program
 from repository import git, require_clean
 
-from megatron_fixes.errors import MegatronFixesError, RefusedError
+from megatron_fixes.errors import RefusedError
 from megatron_fixes.release.layout import parse_version
 
 if TYPE_CHECKING:
@@ -45,18 +45,15 @@ def prepare(root: Path, version: str, date: str) -> list[Path]:
     return [package, log]
 
 
+@program.tells_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the arguments, write, commit, and say what comes next."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = program.parser(__doc__)
     parser.add_argument("version", metavar="VERSION", help="such as v0.1.0 or v0.2.0rc1")
     given = parser.parse_args(arguments)
-    try:
-        version = parse_version(given.version)
-        changed = prepare(ROOT, version, datetime.now(timezone.utc).strftime("%Y-%m-%d"))
-        git(ROOT, "commit", "--quiet", "-m", f"Release {version}", "--", *map(str, changed))
-    except MegatronFixesError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    version = parse_version(given.version)
+    changed = prepare(ROOT, version, datetime.now(timezone.utc).strftime("%Y-%m-%d"))
+    git(ROOT, "commit", "--quiet", "-m", f"Release {version}", "--", *map(str, changed))
     print(f"committed: Release {version}. Have it reviewed; then: make evidence && make dist VERSION=v{version}")
     return 0
 

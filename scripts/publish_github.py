@@ -10,7 +10,6 @@ trusted publishing does it, and what the files hold, which ``megatron-fixes veri
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -18,9 +17,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import program
 from sign_release import require_signed, require_sound
 
-from megatron_fixes.errors import MegatronFixesError, RefusedError
+from megatron_fixes.errors import RefusedError
 from megatron_fixes.release import folder, layout, signature
 
 if TYPE_CHECKING:
@@ -132,23 +132,20 @@ def _run(command: Sequence[str]) -> str:
     return done.stdout
 
 
+@program.tells_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the arguments and take one step."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = program.parser(__doc__)
     parser.add_argument("step", choices=("draft", "fetch", "publish"))
     parser.add_argument("version", metavar="VERSION", help="such as v0.1.0")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder with the files (default: dist)")
     parser.add_argument("--notes", type=Path, default=ROOT / "build" / "notes" / "notes.md", help="file with the notes")
     given = parser.parse_args(arguments)
-    try:
-        version = layout.parse_version(given.version)
-        if given.step == "fetch":
-            print(fetch(version, given.dist))
-        else:
-            print((draft if given.step == "draft" else publish)(version, given.dist, given.notes))
-    except MegatronFixesError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    version = layout.parse_version(given.version)
+    if given.step == "fetch":
+        print(fetch(version, given.dist))
+    else:
+        print((draft if given.step == "draft" else publish)(version, given.dist, given.notes))
     return 0
 
 

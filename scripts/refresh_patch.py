@@ -13,7 +13,6 @@ Then: edit the head, add the row to ``compat_matrix.yaml``, run ``scripts/record
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import subprocess
 import sys
@@ -22,10 +21,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import program
+
 from megatron_fixes.catalog.data import matrix_path, patches_root
 from megatron_fixes.catalog.matrix import load_matrix
 from megatron_fixes.catalog.series import load_series
-from megatron_fixes.errors import MegatronFixesError, UsageError
+from megatron_fixes.errors import UsageError
 from megatron_fixes.patching.hunks import apply_patch, touched_paths
 from megatron_fixes.proofs.releases import fetch
 
@@ -98,9 +99,10 @@ def write(fix_id: str, slug: str, release: str, line: str, edited: Path, require
     return path
 
 
+@program.tells_errors
 def main() -> int:
     """Parse and run one of the two steps."""
-    parser = argparse.ArgumentParser(description="make or remake a patch file")
+    parser = program.parser(__doc__)
     parser.add_argument("step", choices=("start", "write"))
     for name in ("fix_id", "slug", "release"):
         parser.add_argument(name)
@@ -121,7 +123,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except MegatronFixesError as error:
-        sys.exit(f"error: {error}")
+    sys.exit(main())

@@ -9,7 +9,6 @@ on what is checked out.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
@@ -20,12 +19,13 @@ from typing import TYPE_CHECKING
 
 import build_release
 import msgspec
+import program
 from release_evidence import FOLDER, clean_tree
 from release_rules import CHECKS, Check, Facts, Refusal, disagreements, refusals
 from repository import git
 
 from megatron_fixes.catalog.matrix import load_matrix
-from megatron_fixes.errors import MegatronFixesError, RefusedError, UsageError
+from megatron_fixes.errors import RefusedError, UsageError
 from megatron_fixes.release import layout
 
 if TYPE_CHECKING:
@@ -136,35 +136,28 @@ def _claims(root: Path) -> ModuleType:
     return module
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+@program.tells_errors
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the arguments, ask the rules, and build."""
+    parser = program.parser(__doc__)
     parser.add_argument("version", metavar="VERSION", nargs="?", help="such as v0.1.0 (default: the tag that is here)")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for the files (default: dist)")
     parser.add_argument(
         "--only-agree", action="store_true", help="compare tag, main, version, changelog, tables and matrix"
     )
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Read the arguments, ask the rules, and build."""
-    given = _parser().parse_args(arguments)
-    try:
-        version = version_of(ROOT, given.version)
-        facts = gather(ROOT, version)
-        found = [*disagreements(facts), *off_main(ROOT)] if given.only_agree else refusals(facts)
-        for refusal in found:
-            print(f"refused: {refusal}", file=sys.stderr)
-        if found:
-            print(f"nothing was built: {len(found)} reasons against {version}", file=sys.stderr)
-            return 1
-        if given.only_agree:
-            print(f"v{version}: tag, main, version, CHANGELOG.md, tables and matrix agree")
-            return 0
-        return build_release.main([version, "--out", str(given.out)])
-    except MegatronFixesError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    given = parser.parse_args(arguments)
+    version = version_of(ROOT, given.version)
+    facts = gather(ROOT, version)
+    found = [*disagreements(facts), *off_main(ROOT)] if given.only_agree else refusals(facts)
+    for refusal in found:
+        print(f"refused: {refusal}", file=sys.stderr)
+    if found:
+        print(f"nothing was built: {len(found)} reasons against {version}", file=sys.stderr)
+        return 1
+    if given.only_agree:
+        print(f"v{version}: tag, main, version, CHANGELOG.md, tables and matrix agree")
+        return 0
+    return build_release.main([version, "--out", str(given.out)])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ A tree that changes while a check runs gives red.
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import subprocess
@@ -22,10 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import program
 from release_rules import CHECKS, Check, CheckName
 from repository import git, require_clean
 
-from megatron_fixes.errors import MegatronFixesError, RefusedError
+from megatron_fixes.errors import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,9 +109,10 @@ def settled() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in steering}
 
 
+@program.tells_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the arguments, run the checks, and write a file for each."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = program.parser(__doc__)
     parser.add_argument("checks", nargs="*", metavar="CHECK", help=f"{', '.join(CHECKS)} (default: all)")
     parser.add_argument("--bin", help="folder of a ready environment, handed on to make as BIN")
     parser.add_argument("--workers", help="handed on to make as WORKERS")
@@ -127,11 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         place = FOLDER / f"{name}.json"
         place.unlink(missing_ok=True)
-        try:
-            check = run(name, variables)
-        except MegatronFixesError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return error.exit_code
+        check = run(name, variables)
         place.write_bytes(msgspec.json.format(msgspec.json.encode(check), indent=1) + b"\n")
         checks.append(check)
     for check in checks:

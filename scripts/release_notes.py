@@ -9,16 +9,16 @@ it is one. Not handled: what has no patch (docs/not_shipped.md).
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import changelog
+import program
 
 from megatron_fixes.catalog import load
 from megatron_fixes.catalog.ranges import compact
-from megatron_fixes.errors import MegatronFixesError, RefusedError
+from megatron_fixes.errors import RefusedError
 from megatron_fixes.release.layout import SIGNATURE, Layout, is_prerelease, parse_version
 from megatron_fixes.release.signature import is_unsigned
 
@@ -110,20 +110,17 @@ def notes(catalog: Catalog, version: str, log: str, *, signed: bool) -> str:
     return "\n".join(parts)
 
 
+@program.tells_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the arguments and print the notes."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = program.parser(__doc__)
     parser.add_argument("version", metavar="VERSION", help="such as v0.1.0")
     parser.add_argument("--out", type=Path, help="file to write (default: standard output)")
     parser.add_argument("--dist", type=Path, help="folder with the files: if they are UNSIGNED, the notes say so")
     given = parser.parse_args(arguments)
-    try:
-        log = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-        signed = given.dist is None or not is_unsigned((given.dist / SIGNATURE).read_bytes())
-        text = notes(load(), parse_version(given.version), log, signed=signed)
-    except MegatronFixesError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    log = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    signed = given.dist is None or not is_unsigned((given.dist / SIGNATURE).read_bytes())
+    text = notes(load(), parse_version(given.version), log, signed=signed)
     if given.out is None:
         print(text, end="")
     else:

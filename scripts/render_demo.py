@@ -8,7 +8,6 @@ does). The picture is as true as its last run.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import program
 from rich.console import Console
 from rich.text import Text
 
@@ -47,9 +47,10 @@ def on_terminal(arguments: list[str], folder: str) -> str:
     return b"".join(chunks).decode().replace("\r\n", "\n").replace(str(Path(folder)) + "/", "~/")
 
 
+@program.tells_errors
 def main() -> int:
     """Run the commands on a copy of the release and draw what they said."""
-    argparse.ArgumentParser(description="draw docs/demo.svg: what the commands print on a terminal").parse_args()
+    program.parser(__doc__).parse_args()
     console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import program
 from generated import only_check
 
 from megatron_fixes import catalog
@@ -85,6 +86,7 @@ def report(known: catalog.Catalog, fix_id: str) -> str:
     )
 
 
+@program.tells_errors
 def main(arguments: list[str]) -> int:
     """Write the file, or check that it has a report for each script."""
     check = only_check(__doc__, arguments)

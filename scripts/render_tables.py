@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import compatibility
+import program
 from compatibility import markdown
 from generated import only_check
 
 from megatron_fixes.catalog import load
 from megatron_fixes.catalog.ranges import compact
 from megatron_fixes.cli.list import patched_releases
-from megatron_fixes.errors import MegatronFixesError, UsageError
+from megatron_fixes.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -188,6 +189,7 @@ def wanted(catalog: Catalog, readme: Path, status_md: Path, workflow: Path) -> d
     }
 
 
+@program.tells_errors
 def main(arguments: Sequence[str], readme: Path = README, status_md: Path = STATUS, workflow: Path = WORKFLOW) -> int:
     """Write the files, or with ``--check`` say whether they are what would be written."""
     check = only_check(__doc__, arguments)
@@ -195,11 +197,7 @@ def main(arguments: Sequence[str], readme: Path = README, status_md: Path = STAT
         files = wanted(load(), readme, status_md, workflow)
     except FileNotFoundError as error:
         name = Path(error.filename).name
-        print(f"error: got no {name}, expected it to be there with its markers", file=sys.stderr)
-        return 2
-    except MegatronFixesError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        raise UsageError(f"got no {name}, expected it to be there with its markers") from None
     code = 0
     for path, text in files.items():
         if path.is_file() and path.read_text(encoding="utf-8") == text:

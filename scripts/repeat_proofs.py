@@ -7,18 +7,20 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
+
+import program
 
 from megatron_fixes import catalog
 from megatron_fixes.catalog.expectation import expected_outcome
 from megatron_fixes.proofs.__main__ import run_parent, variant_tree
 
 
+@program.tells_errors
 def main() -> int:
     """Run, count, and compare with what the matrix expects."""
-    parser = argparse.ArgumentParser(description="repeat proofs and count their outcomes")
+    parser = program.parser(__doc__)
     parser.add_argument("fixes", nargs="*")
     parser.add_argument("--times", type=int, default=200)
     parser.add_argument("--release", default="0.16.1")

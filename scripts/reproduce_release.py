@@ -10,7 +10,6 @@ The signature is not compared: it needs the key. What else has a name like a rel
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -19,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megatron_fixes.errors import MegatronFixesError, RefusedError
+import program
+
+from megatron_fixes.errors import RefusedError
 from megatron_fixes.release.compare import differences
 from megatron_fixes.release.folder import read_release
 from megatron_fixes.release.layout import SIGNATURE, Layout, parse_version
@@ -112,18 +113,15 @@ def _run(command: Sequence[str], environment: dict[str, str], conditions: Condit
     return done.stdout.strip()
 
 
+@program.tells_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the arguments, build, and say what differs."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = program.parser(__doc__)
     parser.add_argument("version", metavar="VERSION", help="such as v0.1.0")
     parser.add_argument("--against", type=Path, help="folder with published files; without: a second build")
     given = parser.parse_args(arguments)
-    try:
-        version = parse_version(given.version)
-        found, left_out = reproduce(ROOT, version, given.against)
-    except MegatronFixesError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    version = parse_version(given.version)
+    found, left_out = reproduce(ROOT, version, given.against)
     for sentence in [*(f"left out: {name}" for name in left_out), *found]:
         print(sentence)
     print(f"{'DIFFERENT' if found else 'the same bytes'}: megatron-fixes {version}, {given.against or 'two builds'}")

@@ -9,7 +9,6 @@ and ``make reproduce``); that they are those of a release, and as their sums say
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
@@ -17,7 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megatron_fixes.errors import MegatronFixesError, RefusedError
+import program
+
+from megatron_fixes.errors import RefusedError
 from megatron_fixes.release import folder, layout, signature, sums
 
 if TYPE_CHECKING:
@@ -96,18 +97,15 @@ def sign(out: Path, key: Path | None, root: Path = ROOT) -> str:
     return f"{version}: signed, with the key of {COMMITTED}"
 
 
+@program.tells_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the arguments and sign."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = program.parser(__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder with the files (default: dist)")
     parser.add_argument("--key", type=Path, help="private key for ssh-keygen -Y sign")
     given = parser.parse_args(arguments)
-    try:
-        with key_file(given.key) as key:
-            print(sign(given.out, key))
-    except MegatronFixesError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    with key_file(given.key) as key:
+        print(sign(given.out, key))
     return 0
 
 

@@ -12,12 +12,13 @@ Run as a program it writes all that into a folder from this work tree, to try it
 
 from __future__ import annotations
 
-import argparse
 import ast
 import importlib.metadata
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import program
 
 from megatron_fixes import __version__
 from megatron_fixes.catalog.matrix import load_matrix
@@ -221,7 +222,7 @@ def _licences() -> dict[str, bytes]:
 
 def main() -> None:
     """Write the tarball's files into a folder."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0].replace("``", ""))
+    parser = program.parser(__doc__)
     parser.add_argument("folder", type=Path, help="where to write; what it holds of the same names is replaced")
     folder = parser.parse_args().folder
     tree = Path(__file__).resolve().parents[1]

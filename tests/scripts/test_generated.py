@@ -31,6 +31,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["scripts/compile_matrix.py"],
         ["scripts/record_fingerprints.py"],
         ["scripts/render_tables.py"],
+        ["scripts/render_reports.py"],
         ["-m", "megatron_fixes.patching.lint"],
     ],
     ids=lambda program: program[-1],
