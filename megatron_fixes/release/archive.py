@@ -14,15 +14,14 @@ end) is refused by its own sentence. Not handled: archives that other programs h
 from __future__ import annotations
 
 import io
-import os
 import re
 import struct
 import tarfile
 import zlib
 from collections.abc import Collection, Mapping
-from pathlib import Path
 
 from megatron_fixes.errors import RefusedError
+from megatron_fixes.patching.relative import escape_reason
 
 MAX_BYTES = 256 * 2**20
 MAX_FILES = 10_000
@@ -48,16 +47,11 @@ _KINDS = {
 
 def name_fault(name: str) -> str:
     """Tell why a name may not stand in an archive; empty if it may."""
-    if not name or len(name) > MAX_NAME:
-        return f"it has {len(name)} characters, expected 1 to {MAX_NAME}"
-    if name.startswith("/"):
-        return "it is absolute"
-    parts = name.split("/")
-    if ".." in parts:
-        return "it leaves the archive's folder through '..'"
-    if "" in parts or "." in parts:
-        return "it is not in normal form"
-    if not all(_PART.fullmatch(part) for part in parts):
+    if len(name) > MAX_NAME:
+        return f"it has {len(name)} characters, expected at most {MAX_NAME}"
+    if reason := escape_reason(name):
+        return reason
+    if not all(_PART.fullmatch(part) for part in name.split("/")):
         return "it holds other characters than letters, digits and _.+-, or a part that begins with -"
     return ""
 
@@ -100,31 +94,6 @@ def unpack(data: bytes, *, source: str) -> dict[str, bytes]:
         RefusedError: It is any other archive.
     """
     return _Reader(data, source).read()
-
-
-def extract(data: bytes, folder: Path, *, source: str) -> list[Path]:
-    """Read an archive and write its files into a folder that is empty or not there yet.
-
-    Returns:
-        The files, in order of name.
-
-    Raises:
-        RefusedError: As ``unpack``, or the folder holds something. Nothing was written.
-    """
-    reader = _Reader(data, source)
-    files = reader.read()
-    if folder.is_dir() and any(folder.iterdir()):
-        raise RefusedError("got a folder that holds something, expected an empty one", context=str(folder))
-    written = []
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        mode = 0o755 if name in reader.executable else 0o644
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-        with open(descriptor, "wb") as file:
-            file.write(content)
-        written.append(path)
-    return written
 
 
 def _gzip(data: bytes) -> bytes:

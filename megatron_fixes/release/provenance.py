@@ -19,7 +19,6 @@ from megatron_fixes.errors import RefusedError
 from megatron_fixes.release import form
 from megatron_fixes.release.form import Digest
 
-BUILD_TYPE = "urn:megatron-fixes:build-release:1"
 BUILDER = "urn:megatron-fixes:scripts:build_release.py"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What our archives are, to the byte, and that every other archive is refused with nothing written."""
+"""What our archives are, to the byte, and that every other archive is refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from megatron_fixes.errors import RefusedError
 from megatron_fixes.release import archive
-from megatron_fixes.release.archive import extract, name_fault, pack, unpack
+from megatron_fixes.release.archive import name_fault, pack, unpack
 
 FILES = {"root/b.txt": b"b" * 1000, "root/a.sh": b"#!/bin/sh\n", "root/empty": b"", "top": b"\0" * 70_000}
 MTIME = 1_767_225_600
@@ -79,12 +79,12 @@ def with_header_bytes(at: int, new: bytes) -> bytes:
 
 
 UNSAFE: dict[str, tuple[bytes, str]] = {
-    "absolute": (tar_of(entry("/etc/passwd")), "it is absolute"),
-    "escape": (tar_of(entry("root/../../x")), "leaves the archive's folder"),
-    "escape at the end": (tar_of(entry("root/..")), "leaves the archive's folder"),
+    "absolute": (tar_of(entry("/etc/passwd")), "is absolute"),
+    "escape": (tar_of(entry("root/../../x")), "leaves its folder"),
+    "escape at the end": (tar_of(entry("root/..")), "leaves its folder"),
     "dot": (tar_of(entry("./x")), "not in normal form"),
     "double slash": (tar_of(entry("a//x")), "not in normal form"),
-    "backslash": (tar_of(entry("a\\x")), "other characters"),
+    "backslash": (tar_of(entry("a\\x")), "a NUL or a backslash"),
     "space": (tar_of(entry("a x")), "other characters"),
     "newline": (tar_of(entry("a\nx")), "other characters"),
     "option": (tar_of(entry("-rf")), "begins with -"),
@@ -133,12 +133,11 @@ UNSAFE: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("kind", UNSAFE)
-def test_an_unsafe_archive_is_refused_and_nothing_is_written(kind: str, tmp_path: Path) -> None:
+def test_an_unsafe_archive_is_refused(kind: str) -> None:
     data, reason = UNSAFE[kind]
     with pytest.raises(RefusedError, match=f"(?s){reason}") as caught:
-        extract(data, tmp_path / "out", source="some.tar.gz")
+        unpack(data, source="some.tar.gz")
     assert caught.value.context == "some.tar.gz"
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_bomb_is_refused_before_it_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,14 +151,6 @@ def test_too_many_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "MAX_FILES", 3)
     with pytest.raises(RefusedError, match="more than 3 files"):
         unpack(GOOD, source="x")
-
-
-def test_extracted_files_have_their_modes_whatever_was_asked(tmp_path: Path) -> None:
-    written = extract(GOOD, tmp_path / "out", source="x")
-    assert [path.relative_to(tmp_path / "out").as_posix() for path in written] == sorted(FILES)
-    assert {path.name for path in written if path.stat().st_mode & 0o100} == {"a.sh"}
-    with pytest.raises(RefusedError, match="holds something"):
-        extract(GOOD, tmp_path / "out", source="x")
 
 
 @pytest.mark.parametrize("name", ["/x", "a/../b", "", "a//b", "a b", "-x", "a/./b", "x" * 201, "\u00e9", "a\0b"])

@@ -13,6 +13,7 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from megatron_fixes.release import archive, layout, manifest, signature, sums, w
 from .conftest import LAYOUT, Released, make_key
 
 Scripts = Callable[[str], ModuleType]
+SAFELY: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
 
 def git(repository: Path, *arguments: str) -> None:
@@ -84,7 +86,8 @@ def test_wheel_and_sdist_hold_what_the_backend_made(repository: Path, released: 
     files = wheel.read_wheel(released.files[LAYOUT.wheel], source="x")
     record = files[f"megatron_fixes-{LAYOUT.version}.dist-info/RECORD"].decode().splitlines()
     assert {line.split(",")[0] for line in record} == set(files)
-    archive.extract(released.files[LAYOUT.sdist], tmp_path, source="x")
+    with tarfile.open(fileobj=io.BytesIO(released.files[LAYOUT.sdist])) as opened:
+        opened.extractall(tmp_path, **SAFELY)
     code = "import sys; from setuptools import build_meta as b; b.build_wheel(sys.argv[1])"
     out = tmp_path / "out"
     out.mkdir()
@@ -319,7 +322,7 @@ def test_the_provenance_names_commit_and_packages(released: Released) -> None:
 def test_tar_and_pip_read_what_we_write(released: Released, tmp_path: Path) -> None:
     for name in (LAYOUT.patches, LAYOUT.sdist):
         with tarfile.open(fileobj=io.BytesIO(released.files[name])) as opened:
-            opened.extractall(tmp_path / name, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+            opened.extractall(tmp_path / name, **SAFELY)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", "site"]
     subprocess.run([*command, str(released.folder / LAYOUT.wheel)], cwd=tmp_path, check=True)
     assert (tmp_path / "site" / "megatron_fixes" / "_data" / "compat_matrix.yaml").is_file()
