@@ -49,8 +49,7 @@ def _verdict(report: Report) -> str:
 
 def _print(report: Report) -> None:
     for sentence in report.checked:
-        what, _, rest = sentence.partition(": ")
-        output.labelled("right", f"{what}: {rest}", _LABEL, wrap=False)
+        output.labelled("right", sentence, _LABEL, wrap=False)
     for sentence in report.unchecked:
         output.labelled("left out", sentence, _LABEL, wrap=False)
     for finding in report.findings:

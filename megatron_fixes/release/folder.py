@@ -39,17 +39,15 @@ def read_release(paths: Sequence[Path]) -> tuple[dict[str, bytes], set[str] | No
                 hint="Take it away; what a tarball holds belongs into another, new folder.",
             )
         return {path.name: _read(path) for path in found}, None
-    folders = {path.parent for path in paths}
-    if len({folder.resolve() for folder in folders}) != 1:
+    if len({path.parent.resolve() for path in paths}) != 1:
         raise UsageError(
             "got files of several folders, expected one folder, or files beside their SHA256SUMS",
             context=", ".join(map(str, paths)),
             hint="Call it once for each folder.",
         )
     names = {path.name for path in paths}
-    beside = [folder / name for folder in [folders.pop()] for name in (SUMS, SIGNATURE) if name not in names]
-    files = {path.name: _read(path) for path in paths}
-    return {**files, **{path.name: _read(path) for path in beside if path.is_file()}}, names
+    beside = [paths[0].parent / name for name in (SUMS, SIGNATURE) if name not in names]
+    return {path.name: _read(path) for path in (*paths, *filter(Path.is_file, beside))}, names
 
 
 def left_out(paths: Sequence[Path]) -> list[str]:

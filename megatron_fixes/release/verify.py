@@ -11,7 +11,8 @@ looked at is covered by them. Not handled: whether that release is the newest on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from megatron_fixes.errors import RefusedError
@@ -61,6 +62,14 @@ class Report:
         self.findings += [Finding(error.context, error.message) for error in errors]
         self.checked += [] if errors else [right]
 
+    @contextlib.contextmanager
+    def catching(self) -> Iterator[None]:
+        """Make a finding of what is refused inside, and go on after it."""
+        try:
+            yield
+        except RefusedError as error:
+            self.findings.append(Finding(error.context, error.message))
+
 
 def check(
     files: Mapping[str, bytes],
@@ -82,21 +91,16 @@ def check(
     if KEYLESS in files:
         report.unchecked.append(f"{KEYLESS}: sigstore checks it, with a network; no other check relies on it")
     if SUMS not in files:
-        report.add([RefusedError("is missing, expected it beside the files", context=SUMS)], "")
+        report.findings.append(Finding(SUMS, "is missing, expected it beside the files"))
         return report
     _check_signature(report, files, signed, allow_unsigned=allow_unsigned)
-    try:
+    with report.catching():
         sums = read_sums(files[SUMS])
-    except RefusedError as error:
-        report.add([error], "")
-        return report
-    report.version = version_of(tuple(sums))
-    if report.version is None:
-        names = ", ".join(sums)
-        report.add([RefusedError(f"lists {names}: not the files of one release", context=SUMS)], "")
-        return report
-    sound = _check_sums(report, files, sums, chosen)
-    _check_contents(report, {name: files[name] for name in sound}, sums, Layout(report.version))
+        report.version = version_of(tuple(sums))
+        if report.version is None:
+            raise RefusedError(f"lists {', '.join(sums)}: not the files of one release", context=SUMS)
+        sound = _check_sums(report, files, sums, chosen)
+        _check_contents(report, {name: files[name] for name in sound}, sums, Layout(report.version))
     return report
 
 
@@ -105,22 +109,16 @@ def _check_signature(
 ) -> None:
     sidecar = files.get(SIGNATURE)
     report.unsigned = sidecar is not None and is_unsigned(sidecar)
-    errors: list[RefusedError] = []
     if sidecar is None:
-        errors.append(RefusedError("is missing, expected it beside SHA256SUMS", context=SIGNATURE))
-    elif report.unsigned:
-        message = "UNSIGNED: nobody has signed this release"
-        errors += [] if allow_unsigned else [RefusedError(message, context=SIGNATURE)]
-    elif signed is None:
-        message = "was not checked, since no key was given: name the signer's with --key"
-        errors += [] if allow_unsigned else [RefusedError(message, context=SIGNATURE)]
-    else:
-        try:
+        report.findings.append(Finding(SIGNATURE, "is missing, expected it beside SHA256SUMS"))
+    elif signed is not None and not report.unsigned:
+        with report.catching():
             report.signer = signed(files[SUMS], sidecar)
-        except RefusedError as error:
-            errors.append(error)
-    if report.signer or errors:
-        report.add(errors, f"signature: {report.signer}")
+            report.checked.append(f"signature: {report.signer}")
+    elif not allow_unsigned:
+        no_key = "was not checked, since no key was given: name the signer's with --key"
+        message = "UNSIGNED: nobody has signed this release" if report.unsigned else no_key
+        report.findings.append(Finding(SIGNATURE, message))
 
 
 def _check_sums(
@@ -144,26 +142,23 @@ def _check_sums(
 
 
 def _check_contents(report: Report, files: Mapping[str, bytes], sums: Mapping[str, str], layout: Layout) -> None:
-    described: manifest.Manifest | None = None
+    """Hold what each file says of itself and of the others against the release."""
+    commit: str | None = None
     patches: dict[str, dict[str, bytes]] = {}
     if (data := files.get(layout.patches)) is not None:
-        try:
+        with report.catching():
             inside, described = read_patches(data, layout)
+            commit = described.commit
             patches[layout.patches] = _patches(inside, f"{layout.root}/patches/")
             report.add(_manifest_faults(described, inside, layout), f"MANIFEST: {len(inside)} files")
-        except RefusedError as error:
-            report.add([error], "")
     if (data := files.get(layout.provenance)) is not None:
-        try:
+        with report.catching():
             statement = provenance.decode(data, source=layout.provenance)
             subjects = {name: sums[name] for name in layout.artefacts}
-            commit = described.commit if described else None
             faults = provenance.faults(
                 statement, subjects, version=layout.version, commit=commit, source=layout.provenance
             )
             report.add(faults, f"provenance: built from commit {statement.commit}")
-        except RefusedError as error:
-            report.add([error], "")
     if (data := files.get(layout.sbom)) is not None:
         listed = {name: sums[name] for name in layout.artefacts if name != layout.sbom}
         faults = sbom.faults(data, listed, version=layout.version, source=layout.sbom)
@@ -172,11 +167,9 @@ def _check_contents(report: Report, files: Mapping[str, bytes], sums: Mapping[st
         (layout.sdist, unpack, f"megatron_fixes-{layout.version}/patches/"),
         (layout.wheel, read_wheel, "megatron_fixes/_data/patches/"),
     ):
-        if name in files:
-            try:
-                patches[name] = _patches(read(files[name], source=name), prefix)
-            except RefusedError as error:
-                report.add([error], "")
+        if (data := files.get(name)) is not None:
+            with report.catching():
+                patches[name] = _patches(read(data, source=name), prefix)
     _compare_patches(report, patches)
 
 
@@ -216,12 +209,12 @@ def _compare_patches(report: Report, patches: Mapping[str, Mapping[str, bytes]])
     if not patches:
         return
     first, *others = patches
-    errors = [
-        RefusedError(f"carries other patches than {first}, expected the same: {', '.join(odd[:3])}", context=other)
-        for other in others
-        if (odd := [n for n in sorted({*patches[first], *patches[other]})
-                    if patches[first].get(n) != patches[other].get(n)])
-    ]  # fmt: skip
+    errors = []
+    for other in others:
+        names = sorted({*patches[first], *patches[other]})
+        if odd := [name for name in names if patches[first].get(name) != patches[other].get(name)]:
+            message = f"carries other patches than {first}, expected the same: {', '.join(odd[:3])}"
+            errors.append(RefusedError(message, context=other))
     if not any(patches.values()):
         errors.append(RefusedError("carries no patch, expected some", context=first))
     report.add(errors, f"patches: {len(patches[first])} files, the same in {', '.join(patches)}")
