@@ -7,12 +7,13 @@ travel. The bytes depend on the commit, the version and the packages in ``ci/rel
 user, path, umask, time zone, locale or date. ``SOURCE_DATE_EPOCH`` is the time of the commit, before and after it is
 tagged. Without a key the sidecar says UNSIGNED, and all other files are the same.
 
-Not handled: whether lint, proofs and matrix are green for the commit; a caller asks that of ``Source`` first.
+Not handled: whether lint, proofs and matrix are green for the commit (``release_dist`` asks that first).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import io
 import os
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import program
-from repository import git, git_bytes, require_clean
+from repository import PACKAGE, commit_of, git, git_bytes, package_version, require_clean
 from standalone import BUNDLED, files_of_patches
 
 from megatron_fixes.errors import RefusedError, UsageError
@@ -48,16 +49,12 @@ class Source:
         version: Such as ``0.1.0``.
         commit: 40 hexadecimal digits.
         epoch: The commit's time.
-        tree: Hash of the commit's tree, by which evidence can be found.
-        tagged: Whether the tag of the version stands on this commit.
     """
 
     root: Path
     version: str
     commit: str
     epoch: int
-    tree: str
-    tagged: bool
 
 
 def find_source(root: Path, version: str) -> Source:
@@ -69,20 +66,17 @@ def find_source(root: Path, version: str) -> Source:
     """
     version = layout.parse_version(version)
     require_clean(root, "Commit them, or build in a clone of its own.")
-    commit, epoch, tree = git(root, "log", "-1", "--format=%H %ct %T").split()
+    commit, epoch = git(root, "log", "-1", "--format=%H %ct").split()
     tag = f"v{version}"
-    at = git(root, "rev-parse", "--verify", "--quiet", f"refs/tags/{tag}^{{commit}}", may_fail=True)
-    if at and at != commit:
+    if (at := commit_of(root, f"refs/tags/{tag}")) not in (None, commit):
         raise RefusedError(
             f"got the tag {tag} at {at}, expected it at what is checked out, {commit}",
             context=str(root),
             hint=f"Check the tag out: git checkout {tag}",
         )
-    lines = git(root, "show", f"{commit}:megatron_fixes/__init__.py").splitlines()
-    if f'__version__ = "{version}"' not in lines:
-        said = next((line for line in lines if line.startswith("__version__")), "no __version__")
-        raise RefusedError(f"got {said}, expected {version}", context="megatron_fixes/__init__.py")
-    return Source(root, version, commit, int(epoch), tree, bool(at))
+    if (said := package_version(git(root, "show", f"{commit}:{PACKAGE}"))) != version:
+        raise RefusedError(f"got {said}, expected {version}", context=PACKAGE)
+    return Source(root, version, commit, int(epoch))
 
 
 def build(source: Source, out: Path, key: Path | None = None) -> list[Path]:
@@ -134,15 +128,13 @@ def require_good(files: Mapping[str, bytes], key: Path | None) -> None:
     Raises:
         RefusedError: A finding.
     """
-
-    def signed(text: bytes, sidecar: bytes) -> str:
-        assert key is not None
-        with tempfile.TemporaryDirectory(prefix="megatron-fixes-") as folder:
+    with tempfile.TemporaryDirectory(prefix="megatron-fixes-") as folder:
+        signed = None
+        if key is not None:
             public = Path(folder, "key.pub")
             public.write_bytes(signature.public_half(key))
-            return signature.verify(text, sidecar, public)
-
-    report = verify.check(files, signed if key else None, allow_unsigned=key is None)
+            signed = functools.partial(signature.verify, key=public)
+        report = verify.check(files, signed, allow_unsigned=key is None)
     if report.findings:
         raise RefusedError(
             "got a release that does not verify: " + "; ".join(map(str, report.findings)),

@@ -7,7 +7,6 @@ The date of the section is today's in UTC. Tagging is left to a person, as is al
 
 from __future__ import annotations
 
-import re
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import changelog
 import program
-from repository import git, require_clean
+from repository import PACKAGE, VERSION_LINE, git, require_clean
 
 from megatron_fixes.errors import RefusedError
 from megatron_fixes.release.layout import parse_version
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = "megatron_fixes/__init__.py"
-_VERSION = re.compile(r'^__version__ = ".*"$', re.MULTILINE)
 
 
 def prepare(root: Path, version: str, date: str) -> list[Path]:
@@ -37,7 +34,7 @@ def prepare(root: Path, version: str, date: str) -> list[Path]:
     require_clean(root, "Commit them first, so that the release commit holds the version and nothing else.")
     package, log = root / PACKAGE, root / "CHANGELOG.md"
     log_text = changelog.released(log.read_text(encoding="utf-8"), version, date)
-    text, count = _VERSION.subn(f'__version__ = "{version}"', package.read_text(encoding="utf-8"))
+    text, count = VERSION_LINE.subn(f'__version__ = "{version}"', package.read_text(encoding="utf-8"))
     if count != 1:
         raise RefusedError(f"got {count} lines with __version__, expected one", context=PACKAGE)
     package.write_text(text, encoding="utf-8")

@@ -22,7 +22,7 @@ import msgspec
 import program
 from release_evidence import FOLDER, clean_tree
 from release_rules import CHECKS, Check, Facts, Refusal, disagreements, refusals
-from repository import git
+from repository import PACKAGE, commit_of, git, package_version
 
 from megatron_fixes.catalog.matrix import load_matrix
 from megatron_fixes.errors import RefusedError, UsageError
@@ -59,15 +59,12 @@ def gather(root: Path, version: str) -> Facts:
         RefusedError: The work tree is not clean, so facts of its files are none of its commit.
     """
     head, tree = clean_tree(root)
-    tag = git(root, "rev-parse", "--verify", "--quiet", f"refs/tags/v{version}^{{commit}}", may_fail=True)
-    package = (root / "megatron_fixes" / "__init__.py").read_text(encoding="utf-8")
-    said = [line.split('"')[1] for line in package.splitlines() if line.startswith('__version__ = "')]
     return Facts(
         version=version,
-        package=said[0] if len(said) == 1 else "without one __version__",
+        package=package_version((root / PACKAGE).read_text(encoding="utf-8")),
         head=head,
         tree=tree,
-        tag=tag or None,
+        tag=commit_of(root, f"refs/tags/v{version}"),
         log=(root / "CHANGELOG.md").read_text(encoding="utf-8"),
         stale=tuple(stale(root)),
         uncovered=tuple(uncovered(root)),
@@ -78,8 +75,8 @@ def gather(root: Path, version: str) -> Facts:
 def off_main(root: Path) -> list[Refusal]:
     """Why what is checked out can't be taken for reviewed: it is not part of the main branch of ``origin``."""
     hint = "Have it reviewed and merged, fetch (git fetch origin main), and tag the commit that is on main."
-    main = git(root, "rev-parse", "--verify", "--quiet", "refs/remotes/origin/main", may_fail=True)
-    if not main:
+    main = commit_of(root, "refs/remotes/origin/main")
+    if main is None:
         return [Refusal("main: there is no origin/main here to look for the commit in", hint)]
     head = git(root, "rev-parse", "HEAD")
     if git(root, "merge-base", head, main, may_fail=True) != head:

@@ -8,6 +8,7 @@ Not handled: files that git ignores, which no release holds.
 
 from __future__ import annotations
 
+import re
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SETTINGS = ("-c", "log.showSignature=false", "--no-replace-objects")
+PACKAGE = "megatron_fixes/__init__.py"
+VERSION_LINE = re.compile(r'^__version__ = "(.*)"$', re.MULTILINE)
 
 
 def git(root: Path, *arguments: str, may_fail: bool = False) -> str:
@@ -42,6 +45,17 @@ def git_bytes(root: Path, *arguments: str, may_fail: bool = False, given: bytes 
     if done.returncode and not may_fail:
         raise RefusedError(f"git {arguments[0]}: {done.stderr.decode('utf-8', 'replace').strip()}", context=str(root))
     return done.stdout
+
+
+def commit_of(root: Path, reference: str) -> str | None:
+    """The commit of a full name such as ``refs/tags/v0.1.0``; None if there is none of that name."""
+    return git(root, "rev-parse", "--verify", "--quiet", f"{reference}^{{commit}}", may_fail=True) or None
+
+
+def package_version(text: str) -> str:
+    """The version that the package's first module gives itself; a text that is no version if not just one."""
+    said = VERSION_LINE.findall(text)
+    return said[0] if len(said) == 1 else f"{len(said)} lines with __version__"
 
 
 def require_clean(root: Path, hint: str) -> None:
