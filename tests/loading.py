@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
@@ -16,15 +17,17 @@ def load_program(path: str) -> ModuleType:
 
     Its imports happen while it loads, so the import path is as before afterwards.
     """
-    program = ROOT / path
-    spec = importlib.util.spec_from_file_location(f"{program.stem} at {path}", program)
-    assert spec is not None and spec.loader is not None
+    program, before = ROOT / path, list(sys.path)
+    name = f"{program.stem} at {path}"
+    loader = SourceFileLoader(name, str(program))  # named, as a program in ci/ has no .py that would tell it
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     # Structs and dataclasses look names up in their module, some of them later; no import finds it by this name.
-    sys.modules[spec.name] = module
+    sys.modules[name] = module
     sys.path.insert(0, str(program.parent))
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     finally:
-        sys.path.remove(str(program.parent))
+        sys.path[:] = before
     return module

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A release built from this work tree, signed with a key of this run, and the scripts that build one.
+"""A release built from this work tree, signed with a key of this run, and the script that builds one.
 
 The work tree is copied and committed, so that what is tested is what lies here. Keys are made anew each time.
 """
@@ -9,19 +9,17 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import megatron_fixes
 from megatron_fixes.release import layout, sums
 from megatron_fixes.release.verify import Report, check
+from tests.loading import ROOT, load_program
 
-ROOT = Path(__file__).resolve().parents[2]
+BUILD = load_program("scripts/build_release.py")
 NOT_SOURCE = shutil.ignore_patterns(
     ".git", ".venv", ".nox", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info", "_data"
 )
@@ -54,14 +52,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
-@pytest.fixture(scope="session")
-def scripts() -> Iterator[Callable[[str], ModuleType]]:
-    """Import a script by name."""
-    sys.path.insert(0, str(ROOT / "scripts"))
-    yield __import__
-    sys.path.remove(str(ROOT / "scripts"))
-
-
 @dataclass(frozen=True)
 class Released:
     """A release.
@@ -82,15 +72,12 @@ class Released:
 
 
 @pytest.fixture(scope="session")
-def released(
-    repository: Path, scripts: Callable[[str], ModuleType], tmp_path_factory: pytest.TempPathFactory
-) -> Released:
+def released(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Released:
     """A signed release."""
     pytest.importorskip("tomllib", reason="releases are built on Python 3.11 or later")
-    builder = scripts("build_release")
     key = make_key(tmp_path_factory.mktemp("key"))
     folder = tmp_path_factory.mktemp("release") / "dist"
-    builder.build(builder.find_source(repository, f"v{LAYOUT.version}"), folder, key)
+    BUILD.build(BUILD.find_source(repository, f"v{LAYOUT.version}"), folder, key)
     return Released(folder, key, {path.name: path.read_bytes() for path in folder.iterdir()})
 
 

@@ -12,17 +12,17 @@ import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from megatron_fixes.errors import RefusedError, UsageError
 from megatron_fixes.release import archive, layout, manifest, signature, sums, wheel
+from tests.loading import load_program
 
-from .conftest import LAYOUT, Released, make_key
+from .conftest import BUILD, LAYOUT, Released, make_key
 
-Scripts = Callable[[str], ModuleType]
+REPRODUCE = load_program("scripts/reproduce_release.py")
 SAFELY: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
 
@@ -31,23 +31,21 @@ def git(repository: Path, *arguments: str) -> None:
     subprocess.run(["git", "-C", str(repository), *(w for n in names for w in ("-c", n)), *arguments], check=True)
 
 
-def test_two_builds_with_nothing_in_common_but_the_commit_are_the_same(
-    repository: Path, released: Released, scripts: Scripts
-) -> None:
+def test_two_builds_with_nothing_in_common_but_the_commit_are_the_same(repository: Path, released: Released) -> None:
     published = released.folder.parent / "published"
     shutil.copytree(released.folder, published)
     beside = ("SHA256SUMS.sigstore.json", "key.pub", "megatron_fixes-9.9.9.tar.gz")
     for name in beside:
         (published / name).write_text("Not built.\n", encoding="utf-8")
     left_out = sorted({*beside, layout.SIGNATURE} - {"key.pub"})
-    assert scripts("reproduce_release").reproduce(repository, LAYOUT.version, published) == ([], left_out)
+    assert REPRODUCE.reproduce(repository, LAYOUT.version, published) == ([], left_out)
 
 
-def test_the_first_differing_byte_is_named(released: Released, scripts: Scripts) -> None:
+def test_the_first_differing_byte_is_named(released: Released) -> None:
     inside = archive.unpack(released.files[LAYOUT.patches], source="x")
     name = f"{LAYOUT.root}/NOTICE"
     other = archive.pack({**inside, name: b"?" + inside[name][1:]}, mtime=0, executable=[f"{LAYOUT.root}/apply.py"])
-    compare = scripts("reproduce_release").differences
+    compare = REPRODUCE.differences
     (said,) = compare({"x.tar.gz": other, "y": b"ab"}, {"x.tar.gz": released.files[LAYOUT.patches], "y": b"ab"})
     assert said.startswith("x.tar.gz: byte ")
     assert f"inside: {name}: byte 0: got 0x3f, expected 0x{inside[name][0]:02x}" in said
@@ -57,10 +55,9 @@ def test_the_first_differing_byte_is_named(released: Released, scripts: Scripts)
 
 
 def test_without_a_key_all_files_but_the_signature_are_the_same(
-    repository: Path, released: Released, scripts: Scripts, tmp_path: Path
+    repository: Path, released: Released, tmp_path: Path
 ) -> None:
-    builder = scripts("build_release")
-    made = builder.build(builder.find_source(repository, LAYOUT.version), tmp_path / "dist")
+    made = BUILD.build(BUILD.find_source(repository, LAYOUT.version), tmp_path / "dist")
     files = {path.name: path.read_bytes() for path in made}
     assert files.pop(layout.SIGNATURE) == signature.UNSIGNED
     assert files == {name: content for name, content in released.files.items() if name != layout.SIGNATURE}
@@ -115,34 +112,32 @@ def clone(repository: Path, tmp_path: Path) -> Path:
     return place
 
 
-def test_a_tag_on_the_commit_changes_nothing_and_one_elsewhere_is_refused(clone: Path, scripts: Scripts) -> None:
-    find_source = scripts("build_release").find_source
-    before = find_source(clone, LAYOUT.version)
+def test_a_tag_on_the_commit_changes_nothing_and_one_elsewhere_is_refused(clone: Path) -> None:
+    before = BUILD.find_source(clone, LAYOUT.version)
     git(clone, "tag", "-a", "-m", "x", f"v{LAYOUT.version}")
-    assert find_source(clone, f"v{LAYOUT.version}") == before
+    assert BUILD.find_source(clone, f"v{LAYOUT.version}") == before
     git(clone, "commit", "-q", "--allow-empty", "-m", "More")
     with pytest.raises(RefusedError, match="got the tag"):
-        find_source(clone, LAYOUT.version)
+        BUILD.find_source(clone, LAYOUT.version)
 
 
 @pytest.mark.parametrize("file", ["README.md", "stray.txt"])
-def test_a_work_tree_with_changes_is_refused(file: str, clone: Path, scripts: Scripts) -> None:
+def test_a_work_tree_with_changes_is_refused(file: str, clone: Path) -> None:
     (clone / file).write_text("changed\n", encoding="utf-8")
     git(clone, "config", "status.showUntrackedFiles", "no")
     with pytest.raises(RefusedError, match=f"with changes .*{file}"):
-        scripts("build_release").find_source(clone, LAYOUT.version)
+        BUILD.find_source(clone, LAYOUT.version)
 
 
-def test_another_version_is_refused(clone: Path, scripts: Scripts) -> None:
-    find_source = scripts("build_release").find_source
+def test_another_version_is_refused(clone: Path) -> None:
     with pytest.raises(RefusedError, match=r"expected 9\.9\.9"):
-        find_source(clone, "v9.9.9")
+        BUILD.find_source(clone, "v9.9.9")
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "v", "1", "v1.0", "latest", "v1.0.0/../x", "v1.0.0\n", "vv0.1.0"),
+        *("", "v", "1", "v1.0", "latest", "v1.0.0/../x", "v1.0.0\n", "v1.0.0 ", "vv0.1.0"),
         *("v00.1.0", "v0.01.0", "v0.1.00", "v0.1.0rc01", "v\u0660.1.0", "v0.1.\uff11"),
     ],
 )
@@ -157,23 +152,21 @@ def test_a_version_is_one_with_a_v_and_without(version: str) -> None:
     assert layout.parse_version(f"v{version}") == layout.parse_version(version) == version
 
 
-def test_a_link_in_the_commit_is_refused(clone: Path, scripts: Scripts, tmp_path: Path) -> None:
+def test_a_link_in_the_commit_is_refused(clone: Path, tmp_path: Path) -> None:
     (clone / "patches" / "link").symlink_to("/etc/passwd")
     git(clone, "add", "-A")
     git(clone, "commit", "-q", "-m", "Link")
-    builder = scripts("build_release")
     with pytest.raises(RefusedError, match="got a link or a submodule"):
-        builder.build(builder.find_source(clone, LAYOUT.version), tmp_path / "dist")
+        BUILD.build(BUILD.find_source(clone, LAYOUT.version), tmp_path / "dist")
     assert not (tmp_path / "dist").exists()
 
 
 @pytest.fixture
-def quick(released: Released, scripts: Scripts) -> Callable[[Path], object]:
+def quick(released: Released) -> Callable[[Path], object]:
     """Puts the release out as ``build`` does, without building it: only what happens to the folder is asked about."""
-    builder = scripts("build_release")
 
     def put(out: Path) -> object:
-        return builder._put(released.files, builder._place(out, LAYOUT), LAYOUT)
+        return BUILD._put(released.files, BUILD._place(out, LAYOUT), LAYOUT)
 
     return put
 
@@ -183,15 +176,12 @@ def held(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", ["megatron-fixes-patches-0.0.9.tar.gz", layout.SUMS, LAYOUT.wheel])
-def test_a_folder_with_anything_else_is_refused_before_the_build(
-    name: str, repository: Path, scripts: Scripts, tmp_path: Path
-) -> None:
+def test_a_folder_with_anything_else_is_refused_before_the_build(name: str, repository: Path, tmp_path: Path) -> None:
     out = tmp_path / "dist"
     (out / name).mkdir(parents=True)
     (out / name / "mine").write_text("x", encoding="utf-8")
-    builder = scripts("build_release")
     with pytest.raises(RefusedError, match=f"got {name} in it"):
-        builder.build(builder.find_source(repository, LAYOUT.version), out)
+        BUILD.build(BUILD.find_source(repository, LAYOUT.version), out)
     assert (out / name / "mine").is_file()
 
 
@@ -250,19 +240,16 @@ def test_a_release_that_can_not_be_replaced_stays(
     assert [path.name for path in tmp_path.iterdir()] == ["dist"]
 
 
-def test_without_git_or_a_repository_that_is_said(
-    clone: Path, scripts: Scripts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    find_source = scripts("build_release").find_source
+def test_without_git_or_a_repository_that_is_said(clone: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     below = clone / "patches"
     with pytest.raises(UsageError, match="got no git checkout"):
-        find_source(below, LAYOUT.version)
+        BUILD.find_source(below, LAYOUT.version)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="got no git on PATH"):
-        find_source(clone, LAYOUT.version)
+        BUILD.find_source(clone, LAYOUT.version)
 
 
-def test_a_signed_commit_is_read_as_any_other(clone: Path, scripts: Scripts, tmp_path: Path) -> None:
+def test_a_signed_commit_is_read_as_any_other(clone: Path, tmp_path: Path) -> None:
     key = make_key(tmp_path)
     (tmp_path / "signers").write_text(f"t@example.invalid {key.with_suffix('.pub').read_text()}", encoding="utf-8")
     settings = {"gpg.format": "ssh", "user.signingKey": key, "gpg.ssh.allowedSignersFile": tmp_path / "signers"}
@@ -271,24 +258,20 @@ def test_a_signed_commit_is_read_as_any_other(clone: Path, scripts: Scripts, tmp
     git(clone, "commit", "-q", "-S", "--allow-empty", "-m", "Signed")
     said = subprocess.run(["git", "-C", str(clone), "log", "-1", "--format=%H"], capture_output=True, text=True)
     assert "Good" in said.stdout + said.stderr
-    assert len(scripts("build_release").find_source(clone, LAYOUT.version).commit) == 40
+    assert len(BUILD.find_source(clone, LAYOUT.version).commit) == 40
 
 
-def test_another_backend_is_refused(repository: Path, scripts: Scripts, monkeypatch: pytest.MonkeyPatch) -> None:
-    builder = scripts("build_release")
-    monkeypatch.setattr(builder.importlib.metadata, "version", lambda name: "0.0")
+def test_another_backend_is_refused(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BUILD.importlib.metadata, "version", lambda name: "0.0")
     with pytest.raises(RefusedError, match=r"got setuptools 0\.0, expected"):
-        builder.pinned_packages(repository)
+        BUILD.pinned_packages(repository)
 
 
-def test_what_does_not_verify_is_not_put_out(
-    repository: Path, scripts: Scripts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    builder = scripts("build_release")
-    good = builder.sbom.make
-    monkeypatch.setattr(builder.sbom, "make", lambda *arguments: good(*arguments).replace(b'"file"', b'"data"'))
+def test_what_does_not_verify_is_not_put_out(repository: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    good = BUILD.sbom.make
+    monkeypatch.setattr(BUILD.sbom, "make", lambda *arguments: good(*arguments).replace(b'"file"', b'"data"'))
     with pytest.raises(RefusedError, match=f"does not verify: {LAYOUT.sbom}"):
-        builder.build(builder.find_source(repository, LAYOUT.version), tmp_path / "dist", make_key(tmp_path))
+        BUILD.build(BUILD.find_source(repository, LAYOUT.version), tmp_path / "dist", make_key(tmp_path))
     assert not (tmp_path / "dist").exists()
 
 

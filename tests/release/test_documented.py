@@ -8,7 +8,6 @@ Each block is pasted into bash as a person does it, without any option, in a fol
 from __future__ import annotations
 
 import re
-import runpy
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -19,9 +18,9 @@ import pytest
 from megatron_fixes import catalog
 from megatron_fixes.cli.main import main
 from megatron_fixes.release import layout
-from tests.loading import load_program
+from tests.loading import ROOT, load_program
 
-from .conftest import LAYOUT, ROOT, Released, make_key
+from .conftest import LAYOUT, Released, make_key
 
 NOTES = load_program("scripts/release_notes.py")
 LOG = f"# Changelog\n\n## {LAYOUT.version} - 2026-12-01\n\n### Added\n\n- One.\n"
@@ -131,8 +130,7 @@ def test_an_unpacked_file_is_held_against_the_manifest(name: str, folder: Path) 
 
 
 def test_a_release_is_tried_with_the_documented_commands() -> None:
-    program = runpy.run_path(str(ROOT / "ci" / "try_release"))
-    documented = program["documented"]
+    documented = load_program("ci/try_release").documented
     assert documented(LAYOUT.version, signed=True) == commands("releasing")
     unsigned = documented(LAYOUT.version, signed=False)
     assert "key.pub" not in unsigned and "ssh-keygen" not in unsigned and "sha256sum" in unsigned

@@ -145,15 +145,6 @@ def test_without_git_or_outside_a_checkout_that_is_said(missing: str, clone: Clo
         assert code in (1, 2) and "error: " in said and "git" in said and "Traceback" not in said, said
 
 
-def test_a_signed_commit_is_read_when_git_shows_signatures(clone: Clone, tmp_path: Path) -> None:
-    clone.git("config", "gpg.format", "ssh")
-    clone.git("config", "user.signingKey", str(make_key(tmp_path)))
-    clone.git("config", "log.showSignature", "true")
-    clone.git("commit", "--quiet", "--gpg-sign", "--allow-empty", "--message", "Signed")
-    for script in ("release_dist", "build_release"):
-        assert "Traceback" not in clone.script(script, f"v{megatron_fixes.__version__}")[1]
-
-
 def test_a_commit_that_main_does_not_have_is_not_agreed_on(clone: Clone) -> None:
     clone.git("update-ref", "refs/remotes/origin/main", "HEAD")
     assert clone.script("prepare_release", f"v{VERSION}")[0] == 0

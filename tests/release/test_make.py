@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from megatron_fixes.errors import UsageError
-from megatron_fixes.release import layout
 from tests.loading import ROOT
 
 OUTSIDE = ("VERSION", "CHECKS", "DIST", "KEY", "PUBLIC_KEY", "UNSIGNED", "AGAINST")
@@ -90,27 +88,6 @@ def test_a_release_without_signature_is_taken_only_when_asked_and_never_for_a_ke
     for target, before in (("verify-dist", 3), ("try-dist", 2)):
         said = make(tree, target, UNSIGNED=unsigned).stdout.splitlines()
         assert said[before:] == [*given, "<-->", "<dist>"]
-
-
-@pytest.mark.parametrize(
-    "version",
-    [
-        "v00.1.0",
-        "v0.01.0",
-        "v0.1.0rc01",
-        "v\u0660.\u0661.\u0660",
-        "v0.1.0\n",
-        "v0.1.0 ",
-        "vv0.1.0",
-        "",
-        "v0.1",
-        ATTACKS[0],
-    ],
-)
-def test_a_version_has_one_spelling(version: str) -> None:
-    with pytest.raises(UsageError):
-        layout.parse_version(version)
-    assert [layout.parse_version(one) for one in ("v0.1.0", "10.20.30rc1")] == ["0.1.0", "10.20.30rc1"]
 
 
 def test_the_first_job_refuses_a_tag_of_another_form() -> None:

@@ -15,9 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
@@ -27,9 +25,9 @@ from megatron_fixes.cli.main import main
 from megatron_fixes.overlay.tables import load_tables
 from megatron_fixes.patching import journal
 from megatron_fixes.proofs.releases import fetch
+from tests.loading import ROOT, load_program
 
-from .conftest import ROOT
-
+STANDALONE = load_program("scripts/standalone.py")
 CATALOG = catalog.load()
 RELEASE = "0.16.1"
 LAST_OF_LINES = [releases[-1] for releases in CATALOG.matrix.lines().values()]
@@ -44,10 +42,10 @@ class Done(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def program(scripts: Callable[[str], ModuleType], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """apply.py with all that the tarball puts beside it."""
     folder = tmp_path_factory.mktemp("unpacked")
-    files = scripts("standalone").files_of_patches(ROOT, version="0.0.0", commit="0" * 40, epoch=0)
+    files = STANDALONE.files_of_patches(ROOT, version="0.0.0", commit="0" * 40, epoch=0)
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
@@ -275,7 +273,7 @@ def test_no_hint_names_a_command_that_it_lacks_as_its_own(program: Path, trees: 
     assert not re.search("(?<!an installed )(?<!an installed `)megatron-fixes [a-z]+ ", said + scan)
 
 
-def test_modules_stand_in_it_word_for_word(program: Path, scripts: Callable[[str], ModuleType]) -> None:
+def test_modules_stand_in_it_word_for_word(program: Path) -> None:
     assert len(program.read_bytes()) < 500_000
     tree = ast.parse(program.read_text(encoding="utf-8"))
     texts = [node.value.value for node in ast.walk(tree) if isinstance(node, ast.Assign)
@@ -284,29 +282,25 @@ def test_modules_stand_in_it_word_for_word(program: Path, scripts: Callable[[str
         assert (ROOT / "megatron_fixes" / path).read_text(encoding="utf-8") in texts
 
 
-def test_it_carries_what_is_imported_and_no_more(scripts: Callable[[str], ModuleType], tmp_path: Path) -> None:
-    standalone = scripts("standalone")
-    names = set(standalone.modules(ROOT))
+def test_it_carries_what_is_imported_and_no_more(tmp_path: Path) -> None:
+    names = set(STANDALONE.modules(ROOT))
     assert {"megatron_fixes.patching.transaction", "megatron_fixes.cli.plain_git", "packaging.version"} <= names
     assert not [name for name in names if "overlay" in name or "lint" in name]
     text = "import os\nif TYPE_CHECKING:\n    import a\ndef f():\n    from b import c\n"
-    assert standalone.imports(text, "x") == ({"os"}, {"b", "b.c"})
+    assert STANDALONE.imports(text, "x") == ({"os"}, {"b", "b.c"})
     for name in ("megatron_fixes", "scripts"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     with (tmp_path / "megatron_fixes" / "patching" / "shell.py").open("a") as file:
         file.write("\nimport wrapt\n")
     with pytest.raises(ValueError, match=r"got an import of wrapt in megatron_fixes\.patching\.shell"):
-        standalone.modules(tmp_path)
+        STANDALONE.modules(tmp_path)
 
 
-def test_a_module_that_can_not_stand_in_it_is_refused(
-    scripts: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    standalone = scripts("standalone")
+def test_a_module_that_can_not_stand_in_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("x = '''y'''\n", "x = 1 # \\"):
-        monkeypatch.setattr(standalone, "modules", lambda tree, text=text: {"some": text})
+        monkeypatch.setattr(STANDALONE, "modules", lambda tree, text=text: {"some": text})
         with pytest.raises((ValueError, SyntaxError)):
-            standalone.standalone(ROOT, "0.0.0")
+            STANDALONE.standalone(ROOT, "0.0.0")
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"], ["scan", "--help"], ["skan"], ["scan", "--no"]])
@@ -380,10 +374,7 @@ def test_the_stand_in_for_msgspec_takes_and_refuses_the_same_journals(program: P
     assert [pair for pair in zip(texts, expected, answers, strict=True) if pair[1] != pair[2]] == []
 
 
-def test_a_module_of_another_project_that_is_imported_late_is_not_forgotten(
-    scripts: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    standalone = scripts("standalone")
-    monkeypatch.setitem(standalone._THIRD_PARTY, "packaging", ("__init__", "_structures", "version"))
+def test_a_module_of_another_project_that_is_imported_late_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STANDALONE._THIRD_PARTY, "packaging", ("__init__", "_structures", "version"))
     with pytest.raises(ValueError, match=r"got an import of packaging\.specifiers in "):
-        standalone.modules(ROOT)
+        STANDALONE.modules(ROOT)

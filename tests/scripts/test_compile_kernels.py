@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import errno
-import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,8 +20,9 @@ from megatron_fixes.catalog.data import matrix_path
 from megatron_fixes.catalog.hardware import GpuCell
 from megatron_fixes.catalog.matrix import load_matrix
 from megatron_fixes.errors import RefusedError
-from tests.loading import ROOT, load_program
+from tests.loading import load_program
 
+PROGRAM = load_program("ci/compile_kernels")
 CLAIMS = load_program("ci/kernels/claims.py")
 NVRTC = load_program("ci/kernels/nvrtc.py")
 MATRIX = load_matrix(matrix_path())
@@ -82,22 +81,10 @@ def test_columns_of_other_runs_are_kept_while_the_sources_are_the_same() -> None
 
 
 @pytest.fixture
-def whole_program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The program."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    loader = SourceFileLoader("compile_kernels", str(ROOT / "ci" / "compile_kernels"))
-    spec = importlib.util.spec_from_loader("compile_kernels", loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def program(whole_program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """The program, with nothing to fetch."""
-    monkeypatch.setattr(whole_program, "wheels", lambda cuda, column: tmp_path)
-    return whole_program
+    monkeypatch.setattr(PROGRAM, "wheels", lambda cuda, column: tmp_path)
+    return PROGRAM
 
 
 def as_claimed(cuda: str, architecture: str, precision: str) -> tuple[int, str]:
@@ -273,7 +260,7 @@ def test_a_broken_matrix_is_told_in_one_error(
 
 
 @pytest.fixture
-def pip(whole_program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
+def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
     """A pip that unpacks two small wheels; the folders that it was called for."""
     folders: list[Path] = []
 
@@ -290,36 +277,34 @@ def pip(whole_program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
             (folder / "nvidia/cuda" / name).touch()
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(whole_program, "ROOT", tmp_path)
-    monkeypatch.setattr(whole_program.subprocess, "run", fetch)
+    monkeypatch.setattr(PROGRAM, "ROOT", tmp_path)
+    monkeypatch.setattr(PROGRAM.subprocess, "run", fetch)
     return folders
 
 
 @pytest.mark.parametrize("lost", ["nvidia", "nvidia/cuda/include/cuda_bf16.h", "nvidia_cuda_runtime_cu12-*", "*"])
-def test_wheels_are_fetched_once_and_again_where_a_part_of_them_is_lost(
-    whole_program: ModuleType, pip: list[Path], lost: str
-) -> None:
+def test_wheels_are_fetched_once_and_again_where_a_part_of_them_is_lost(pip: list[Path], lost: str) -> None:
     for _ in range(2):
-        folder = whole_program.wheels("12.4", MATRIX.cuda["12.4"])
+        folder = PROGRAM.wheels("12.4", MATRIX.cuda["12.4"])
     assert pip == [folder]
     for path in folder.glob(lost):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     for _ in range(2):
-        whole_program.wheels("12.4", MATRIX.cuda["12.4"])
+        PROGRAM.wheels("12.4", MATRIX.cuda["12.4"])
     assert pip == [folder, folder]
 
 
-def test_wheels_of_another_version_take_the_place_of_the_old(whole_program: ModuleType, pip: list[Path]) -> None:
-    whole_program.wheels("12.4", MATRIX.cuda["12.1"])
-    folder = whole_program.wheels("12.4", MATRIX.cuda["12.4"])
-    assert whole_program.wheels("12.4", MATRIX.cuda["12.4"]) == folder
+def test_wheels_of_another_version_take_the_place_of_the_old(pip: list[Path]) -> None:
+    PROGRAM.wheels("12.4", MATRIX.cuda["12.1"])
+    folder = PROGRAM.wheels("12.4", MATRIX.cuda["12.4"])
+    assert PROGRAM.wheels("12.4", MATRIX.cuda["12.4"]) == folder
     assert pip == [folder, folder]
 
 
-def test_a_fetch_that_the_disk_refuses_is_one_error(whole_program: ModuleType, pip: list[Path], tmp_path: Path) -> None:
+def test_a_fetch_that_the_disk_refuses_is_one_error(pip: list[Path], tmp_path: Path) -> None:
     (tmp_path / ".venv").touch()
     with pytest.raises(RefusedError, match="could not fetch nvidia-cuda-nvrtc-cu12"):
-        whole_program.wheels("12.4", MATRIX.cuda["12.4"])
+        PROGRAM.wheels("12.4", MATRIX.cuda["12.4"])
 
 
 def test_an_unknown_version_is_a_mistake_of_the_user(program: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
