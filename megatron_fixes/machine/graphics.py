@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 PATIENCE_S = 10.0
 FILES = "the driver's files in /proc"
 _SMI = "nvidia-smi"
-_FIELDS = ("driver_version", "name", "memory.total", "mig.mode.current", "compute_cap")
+_OLD_FIELDS: tuple[str, ...] = ("driver_version", "name", "memory.total", "mig.mode.current")
+_FIELDS = (*_OLD_FIELDS, "compute_cap")  # which old drivers can't be asked for
 _MOST_WORDS = 200
 _UNKNOWN_FIELD = "is not a valid field to query"
 _CUDA = re.compile(r"CUDA (?:\w+ )?Version\s*:\s*(\d+\.\d+)")
@@ -125,12 +126,11 @@ def _smi(_: Path) -> Graphics:
     path = shutil.which(_SMI)
     if path is None:
         raise AbsentError(f"{_SMI} is not on PATH")
-    fields: Sequence[str] = _FIELDS
-    text = _output(path, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+    fields = _FIELDS
+    text = _table(path, fields)
     if _UNKNOWN_FIELD in text:
-        # Old drivers can't be asked for it.
-        fields = _FIELDS[:-1]
-        text = _output(path, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+        fields = _OLD_FIELDS
+        text = _table(path, fields)
     lines = [line for line in text.splitlines() if line.strip()]
     split = [[cell.strip() for cell in line.split(",")] for line in lines]
     rows = [row for row in split if len(row) == len(fields)]
@@ -140,6 +140,10 @@ def _smi(_: Path) -> Graphics:
     devices = tuple(_device(*row[1:]) for row in rows)
     said = f"{_SMI}: {len(odd)} of {len(lines)} lines describe no GPU: {'; '.join(odd)[:_MOST_WORDS]}"
     return Graphics(Reading(rows[0][0], _SMI), _smi_cuda(path), _number(devices, _SMI), devices, said if odd else "")
+
+
+def _table(path: str, fields: Sequence[str]) -> str:
+    return _output(path, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
 
 
 def _smi_cuda(path: str) -> Reading:

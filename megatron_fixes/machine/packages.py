@@ -61,20 +61,18 @@ def _plain(name: str, module: str, *distributions: str, told: str = "") -> Packa
     return Package(name, told or known or "unknown", str(folder), note)
 
 
-def apex_kind(folder: Path) -> str:
-    """``nvidia`` or ``namesake``, by the packages that lie in an ``apex`` folder."""
-    nvidia = (folder / "multi_tensor_apply").is_dir() and (folder / "contrib").is_dir()
-    return "nvidia" if nvidia else "namesake"
+def is_nvidia_apex(folder: Path) -> bool:
+    """Whether an ``apex`` folder is NVIDIA's, by the packages that lie in it."""
+    return (folder / "multi_tensor_apply").is_dir() and (folder / "contrib").is_dir()
 
 
 def _apex() -> Package:
     folder = place("apex")
     if folder is None:
         return Package("apex", None, None, "optional")
-    known = version("apex") or "unknown"
-    if apex_kind(folder) == "nvidia":
-        return Package("apex", known, str(folder), "NVIDIA Apex")
-    return Package("apex", known, str(folder), "not NVIDIA Apex but an unrelated project of that name: uninstall it")
+    namesake = "not NVIDIA Apex but an unrelated project of that name: uninstall it"
+    note = "NVIDIA Apex" if is_nvidia_apex(folder) else namesake
+    return Package("apex", version("apex") or "unknown", str(folder), note)
 
 
 def packages(torch: str = "") -> tuple[Package, ...]:

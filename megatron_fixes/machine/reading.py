@@ -13,17 +13,13 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from megatron_fixes.machine import child, driver_files, graphics, torch_files
 from megatron_fixes.machine.facts import Machine, Reading
-from megatron_fixes.machine.packages import TRANSFORMER_ENGINE, apex_kind, version
+from megatron_fixes.machine.packages import TRANSFORMER_ENGINE, is_nvidia_apex, version
 from megatron_fixes.machine.places import place
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 IMPORT_PATIENCE_S = 120.0
 COMPATIBILITY = "cuda-compat"
@@ -144,7 +140,7 @@ def _apex() -> Reading:
     folder = place("apex")
     if folder is None:
         return Reading(missing="not installed")
-    kind = "NVIDIA Apex" if apex_kind(folder) == "nvidia" else "an unrelated project of that name"
+    kind = "NVIDIA Apex" if is_nvidia_apex(folder) else "an unrelated project of that name"
     return Reading(version("apex") or "unknown", kind)
 
 
@@ -160,15 +156,11 @@ def _nvcc() -> Reading:
     return Reading(found.group(1), path) if found else Reading(missing=f"{path} does not tell its version")
 
 
-def _forward_compatibility(toolkits: Path = _TOOLKITS) -> Reading:
+def _forward_compatibility() -> Reading:
     """A ``libcuda`` of ``cuda-compat``, on the library path or where NVIDIA's images have it."""
     listed = [Path(name) for name in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if "compat" in name]
-    usual = [folder for pattern in _COMPATIBILITY_FOLDERS for folder in sorted(toolkits.glob(pattern))]
-    return _library_in([*listed, *usual])
-
-
-def _library_in(folders: Sequence[Path]) -> Reading:
-    for folder in folders:
+    usual = [folder for pattern in _COMPATIBILITY_FOLDERS for folder in sorted(_TOOLKITS.glob(pattern))]
+    for folder in (*listed, *usual):
         try:
             if (folder / "libcuda.so.1").exists():
                 return Reading(str(folder), COMPATIBILITY)

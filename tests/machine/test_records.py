@@ -122,6 +122,15 @@ def record(name: str) -> Machine:
     return msgspec.json.decode((DATA / f"{name}.json").read_bytes(), type=Machine)
 
 
+def changed(name: str, **values: str) -> Machine:
+    """A record with other values in some of its readings."""
+    machine = record(name)
+    return msgspec.structs.replace(
+        machine,
+        **{field: msgspec.structs.replace(getattr(machine, field), value=text) for field, text in values.items()},
+    )
+
+
 def matrix(cells: dict[str, GpuCell]) -> catalog.Matrix:
     """The matrix with the same cell wherever one may work, whatever has run by now."""
     columns = {
@@ -191,9 +200,7 @@ def test_fp8_names_transformer_engine_or_its_absence() -> None:
     ],
 )
 def test_a_local_version_or_a_build_on_the_way_to_a_release_counts_as_it(version: str, fits: bool) -> None:
-    machine = record("h200")
-    machine = msgspec.structs.replace(machine, torch=msgspec.structs.replace(machine.torch, value=version))
-    refused = [finding for finding in judge(machine, MATRIX) if finding.subject == "megatron-core"]
+    refused = [found for found in judge(changed("h200", torch=version), MATRIX) if found.subject == "megatron-core"]
     assert bool(refused) != fits
 
 
@@ -214,24 +221,18 @@ def test_a_local_version_or_a_build_on_the_way_to_a_release_counts_as_it(version
     ],
 )
 def test_a_name_tells_the_architecture_only_where_the_matrix_has_that_very_name(name: str, architecture: str) -> None:
-
     found = device_capability(Device(name), MATRIX)
     assert ("sm_{}{}".format(*found) if found else "") == architecture
 
 
 def test_what_the_driver_offers_by_a_newer_libcuda_is_not_refused() -> None:
-    machine = record("driver-too-old")
-    newer = msgspec.structs.replace(machine.driver_cuda, value="13.0")
-    found = judge(msgspec.structs.replace(machine, driver_cuda=newer), MATRIX)
+    found = judge(changed("driver-too-old", driver_cuda="13.0"), MATRIX)
     assert not [finding for finding in found if finding.stops]
     assert any("a newer libcuda that offers CUDA 13.0" in finding.sentence for finding in found)
 
 
 def test_a_rocm_build_is_told_as_such() -> None:
-    machine = record("torch-without-cuda")
-    machine = msgspec.structs.replace(
-        machine, torch_cuda=msgspec.structs.replace(machine.torch_cuda, missing="a build for ROCm 6.2")
-    )
+    machine = msgspec.structs.replace(record("torch-without-cuda"), torch_cuda=Reading(missing="a build for ROCm 6.2"))
     assert any("a build for ROCm 6.2" in finding.sentence for finding in judge(machine, MATRIX))
 
 
@@ -239,15 +240,6 @@ def test_a_rocm_build_is_told_as_such() -> None:
 def test_an_nvcc_of_torchs_own_version_is_not_worth_a_word(nvcc: str, told: int) -> None:
     machine = msgspec.structs.replace(record("h200"), nvcc=Reading(nvcc, "/usr/local/cuda/bin/nvcc"))
     assert len([finding for finding in judge(machine, MATRIX) if finding.subject == "nvcc"]) == told
-
-
-def changed(name: str, **values: str) -> Machine:
-    """A record with other values in some of its readings."""
-    machine = record(name)
-    return msgspec.structs.replace(
-        machine,
-        **{field: msgspec.structs.replace(getattr(machine, field), value=text) for field, text in values.items()},
-    )
 
 
 def said(machine: Machine, subject: str) -> list[tuple[str, bool]]:
