@@ -149,13 +149,6 @@ def _plan(target: Target, catalog: Catalog, only: Sequence[str], where: str) -> 
         raise
 
 
-def _write(target: Target, plan: Plan) -> tuple[Sequence[str], Recovery | None]:
-    from megatron_fixes.patching.transaction import commit
-
-    committed = commit(target, plan.changes, plan.fixes, release=target.release)
-    return committed.notes, committed.recovered
-
-
 def _dry_run(target: Target, catalog: Catalog, plan: Plan, notes: Sequence[str], as_json: bool) -> int:
     if as_json:
         output.print_json(_to_json(target, plan, notes, None, dry_run=True))
@@ -200,7 +193,7 @@ def apply_command(
     """
     from megatron_fixes.catalog import load
     from megatron_fixes.patching.target import find_target
-    from megatron_fixes.patching.transaction import recover
+    from megatron_fixes.patching.transaction import commit, recover
 
     catalog = load(compiled=True)
     only = known_fixes(catalog.matrix, only)
@@ -223,9 +216,9 @@ def apply_command(
     # Asked before its text changes, so that it is what scan says.
     like = likeness_of(target, catalog)
     if plan.changes:
-        written, mended = _write(target, plan)
-        recovered = recovered or mended
-        notes += written
+        committed = commit(target, plan.changes, plan.fixes, release=target.release)
+        recovered = recovered or committed.recovered
+        notes += committed.notes
     with output.telling(f"{', '.join(patch.fix_id for patch in plan.patches)} applied to {where}" * bool(plan.changes)):
         if as_json:
             output.print_json(_to_json(target, plan, notes, recovered, dry_run=False))

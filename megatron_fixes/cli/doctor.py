@@ -133,13 +133,12 @@ def _to_json(
 ) -> dict[str, Any]:
     fixes = [
         {
-            "id": finding.fix_id,
-            "verdict": finding.verdict,
+            "id": row.finding.fix_id,
+            "verdict": row.finding.verdict,
             "remedy": row.remedy,
-            "gated": catalog.is_gated(finding.fix_id),
+            "gated": catalog.is_gated(row.finding.fix_id),
         }
         for row in rows
-        for finding in [row.finding]
     ]
     return {
         "packages": [{"name": p.name, "version": p.version, "where": p.where, "note": p.note} for p in found],

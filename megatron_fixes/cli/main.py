@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import click
 
@@ -167,8 +167,3 @@ def _fail(failure: MegatronFixesError, *, as_json: bool) -> int:
     except OSError:
         output.flush_or_forget()
     return failure.exit_code
-
-
-def run() -> NoReturn:
-    """Run the command line and end the process."""
-    sys.exit(main())

@@ -22,6 +22,17 @@ from megatron_fixes.cli.options import (
     release_option,
     variant_option,
 )
+from megatron_fixes.cli.proof_events import (
+    BACKENDS,
+    Result,
+    Start,
+    ending,
+    exit_code,
+    progress_line,
+    table_rows,
+    to_json,
+    without_case,
+)
 from megatron_fixes.errors import UsageError
 from megatron_fixes.patching.ids import known_fixes
 
@@ -29,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from megatron_fixes.catalog import Catalog
-    from megatron_fixes.cli.proof_events import Event, Result
+    from megatron_fixes.cli.proof_events import Event
     from megatron_fixes.errors import MegatronFixesError
 
 
@@ -62,8 +73,6 @@ def progress(steps: int) -> Iterator[Callable[[Event], None]]:
     Args:
         steps: How many results there will be at most.
     """
-    from megatron_fixes.cli.proof_events import Result, Start, progress_line
-
     if not output.is_terminal(sys.stderr):
 
         def write(event: Event) -> None:
@@ -97,16 +106,12 @@ def progress(steps: int) -> Iterator[Callable[[Event], None]]:
 
 
 def _print(results: Sequence[Result]) -> None:
-    from megatron_fixes.cli.proof_events import ending, table_rows
-
     output.table(("release", "fix", "variant", "outcome", "as expected", "seen"), table_rows(results))
     output.say()
     output.say(ending(results), "bold")
 
 
 def _report(results: Sequence[Result], failure: MegatronFixesError | None, *, as_json: bool, several: bool) -> int:
-    from megatron_fixes.cli.proof_events import exit_code, to_json
-
     if as_json:
         documents = to_json(results)
         if failure is not None:
@@ -125,7 +130,7 @@ def _report(results: Sequence[Result], failure: MegatronFixesError | None, *, as
 @fix_ids_argument
 @release_option
 @variant_option
-@click.option("--backend", type=click.Choice(["gloo", "nccl"]), default="gloo", help="gloo: CPU (default); nccl: GPUs.")
+@click.option("--backend", type=click.Choice(BACKENDS), default="gloo", help="gloo: CPU (default); nccl: GPUs.")
 @json_option
 def prove_command(
     fix_ids: tuple[str, ...], releases: tuple[str, ...], variants: tuple[str, ...], backend: str, as_json: bool
@@ -136,7 +141,6 @@ def prove_command(
     process groups; a tree of yours is not looked at. Without --release: the newest one that has a patch. Needs torch.
     """
     from megatron_fixes.catalog import load
-    from megatron_fixes.cli.proof_events import without_case
     from megatron_fixes.cli.proof_process import listen
 
     catalog = load()

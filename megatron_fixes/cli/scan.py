@@ -8,6 +8,7 @@ to 20 lines a fix.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
@@ -98,13 +99,11 @@ def details(target: Target, rows: Sequence[Row]) -> dict[tuple[str, tuple[str, .
 
 def counts(rows: Sequence[Row]) -> str:
     """How many fixes are what, and how many of the needed ones can be put in."""
-    verdicts = [row.finding.verdict for row in rows]
-    fitting = sum(row.remedy == "patch" for row in rows)
-    told = [f"{verdicts.count('needed')} needed"]
-    told[0] += f", of which {fitting or 'none'} have a patch that fits" * ("needed" in verdicts)
-    others = (verdict for verdict in get_args(Verdict) if verdict != "needed")
-    told += [f"{verdicts.count(verdict)} {verdict.replace('-', ' ')}" for verdict in others if verdict in verdicts]
-    return "; ".join(told)
+    number = Counter(row.finding.verdict for row in rows)
+    fitting = sum(row.remedy == "patch" for row in rows) or "none"
+    needed = f"{number['needed']} needed" + (f", of which {fitting} have a patch that fits" if number["needed"] else "")
+    others = [verdict for verdict in get_args(Verdict) if verdict != "needed" and number[verdict]]
+    return "; ".join([needed, *(f"{number[verdict]} {verdict.replace('-', ' ')}" for verdict in others)])
 
 
 def next_step(rows: Sequence[Row], catalog: Catalog, release: str | None, where: str) -> str:
