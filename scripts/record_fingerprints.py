@@ -15,7 +15,7 @@ import functools
 import hashlib
 import sys
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from generated import only_check, settle
 
@@ -23,17 +23,19 @@ from megatron_fixes.catalog.data import fingerprints_path, matrix_path, patches_
 from megatron_fixes.catalog.fingerprint import OUTSIDE, FunctionPrint, functions
 from megatron_fixes.catalog.known import ABSENT, SCHEMA, Known, KnownFunction, Place
 from megatron_fixes.catalog.matrix import load_matrix
-from megatron_fixes.catalog.series import Series, load_series
+from megatron_fixes.catalog.series import load_series
 from megatron_fixes.patching.groups import independent_groups
 from megatron_fixes.patching.hunks import apply_patch, touched_paths
 from megatron_fixes.proofs.releases import fetch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Iterable, Sequence
+
+    from megatron_fixes.catalog.series import PatchFile, Series
 
 Texts = dict[str, FunctionPrint]
-
+# The hashes of a function and of its statements.
+Text = tuple[str, tuple[str, ...]]
 
 # Most subsets leave most files as another subset left them.
 prints_of = functools.cache(functions)
@@ -49,27 +51,53 @@ def texts(files: dict[str, bytes]) -> Texts:
     return found
 
 
-def subsets(tree: Path, group: Series) -> Iterator[tuple[tuple[str, ...], Texts]]:
-    """Every closed subset's fix ids, with the functions of all files that the group touches as they are under it."""
-    paths = {path for patch in group.patches for path in touched_paths(patch.text)}
-    pristine = {path: (tree / path).read_bytes() for path in paths}
-    for chosen in group.closed_subsets():
-        files = dict(pristine)
-        for patch in chosen:
-            files.update(apply_patch(patch.text, files, source=patch.name))
-        yield tuple(patch.fix_id for patch in chosen), texts(files)
+class Release(NamedTuple):
+    """One release.
+
+    Attributes:
+        plain: The functions of its files as published.
+        groups: For each group of fixes that share files: the functions of these files under every closed subset.
+        files: Path, sha256 and place of its files: with nothing, with all fixes, and with all but gated ones in them.
+    """
+
+    plain: Texts
+    groups: list[dict[tuple[str, ...], Texts]]
+    files: list[tuple[str, str, Place]]
 
 
-def whole_files(tree: Path, group: Series, release: str) -> Iterator[tuple[str, str, Place]]:
-    """Path, sha256 and place of the files of a group, with nothing, with all, and with all but gated fixes in them."""
-    paths = {path for patch in group.patches for path in touched_paths(patch.text)}
-    ungated = group.closure([patch.fix_id for patch in group.patches if not patch.gated])
-    for chosen in ((), group.patches, ungated):
-        files = {path: (tree / path).read_bytes() for path in paths}
-        for patch in chosen:
-            files.update(apply_patch(patch.text, files, source=patch.name))
-        place = Place(release, tuple(patch.fix_id for patch in chosen))
-        yield from ((path, hashlib.sha256(content).hexdigest(), place) for path, content in files.items())
+def paths_of(patches: Iterable[PatchFile]) -> set[str]:
+    """The files that some patches touch."""
+    return {path for patch in patches for path in touched_paths(patch.text)}
+
+
+def ids_of(patches: Iterable[PatchFile]) -> tuple[str, ...]:
+    """The fixes of some patches, in their order."""
+    return tuple(patch.fix_id for patch in patches)
+
+
+def with_patches(patches: Iterable[PatchFile], files: dict[str, bytes]) -> dict[str, bytes]:
+    """Some files with patches in them."""
+    found = dict(files)
+    for patch in patches:
+        found.update(apply_patch(patch.text, found, source=patch.name))
+    return found
+
+
+def look_at(release: str, files: dict[str, bytes], series: Series) -> Release:
+    """Put the fixes of a release's line into its files, in all ways that are recorded."""
+    groups: list[dict[tuple[str, ...], Texts]] = []
+    states: list[tuple[Sequence[PatchFile], dict[str, bytes]]] = [((), files)]
+    for group in independent_groups(series):
+        own = {path: files[path] for path in paths_of(group.patches)}
+        groups.append({ids_of(chosen): texts(with_patches(chosen, own)) for chosen in group.closed_subsets()})
+        ungated = group.closure([patch.fix_id for patch in group.patches if not patch.gated])
+        states += [(chosen, with_patches(chosen, own)) for chosen in (group.patches, ungated)]
+    whole = [
+        (path, hashlib.sha256(content).hexdigest(), Place(release, ids_of(chosen)))
+        for chosen, state in states
+        for path, content in state.items()
+    ]
+    return Release(texts(files), groups, whole)
 
 
 def touched(name: str, found: Texts, without: Texts) -> bool:
@@ -79,61 +107,66 @@ def touched(name: str, found: Texts, without: Texts) -> bool:
     return getattr(found.get(name), "hash", 0) != getattr(without.get(name), "hash", 0)
 
 
+def touches_of(releases: Iterable[Release]) -> dict[str, set[str]]:
+    """The functions that each fix changes, with any others in or without."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for by_set in (by_set for release in releases for by_set in release.groups):
+        for ids, now in by_set.items():
+            for fix_id in ids:
+                without = by_set.get(tuple(i for i in ids if i != fix_id))
+                if without is not None:
+                    found[fix_id] |= {name for name in {*now, *without} if touched(name, now, without)}
+    return found
+
+
+def places_of(releases: dict[str, Release], touches: dict[str, set[str]]) -> dict[str, dict[Text, set[Place]]]:
+    """For each function that a fix touches: its texts, and where each stands."""
+    found: dict[str, dict[Text, set[Place]]] = defaultdict(lambda: defaultdict(set))
+
+    def enter(function: str, seen: Texts, place: Place) -> None:
+        known = seen.get(function)
+        text = (known.hash, tuple(statement.hash for statement in known.statements)) if known else (ABSENT, ())
+        found[function][text].add(place)
+
+    for name, release in releases.items():
+        for function in set().union(*touches.values()):
+            enter(function, release.plain, Place(name, ()))
+            for by_set in release.groups:
+                for ids, seen in by_set.items():
+                    if present := tuple(i for i in ids if function in touches[i]):
+                        enter(function, seen, Place(name, present))
+    return found
+
+
 def record() -> Known:
     """Build the table from the matrix, the patches and the releases."""
     matrix = load_matrix(matrix_path())
     series = {line: load_series(patches_root(), line) for line in matrix.lines()}
     patches = [patch for line in series.values() for patch in line.patches]
-    paths = {path for patch in patches for path in touched_paths(patch.text)}
-    plain: dict[str, Texts] = {}
-    changed: dict[str, list[dict[tuple[str, ...], Texts]]] = {}
-    standing: dict[str, dict[str, Place]] = {path: {} for path in sorted(paths)}
+    paths = sorted(paths_of(patches))
+    releases = {}
     for release, row in matrix.releases.items():
         print(f"{release} …", file=sys.stderr)
         tree = fetch(release, matrix)
-        plain[release] = texts({path: (tree / path).read_bytes() for path in paths if (tree / path).is_file()})
-        groups = independent_groups(series[row.line])
-        changed[release] = [dict(subsets(tree, group)) for group in groups]
-        for path in paths:
-            if (tree / path).is_file():
-                digest = hashlib.sha256((tree / path).read_bytes()).hexdigest()
-                standing[path].setdefault(digest, Place(release, ()))
-        for path, digest, place in (found for group in groups for found in whole_files(tree, group, release)):
-            standing[path].setdefault(digest, place)
-
-    touches: dict[str, set[str]] = defaultdict(set)
-    for by_set in (by_set for groups in changed.values() for by_set in groups):
-        for ids, found in by_set.items():
-            for fix_id in ids:
-                without = by_set.get(tuple(i for i in ids if i != fix_id))
-                if without is not None:
-                    touches[fix_id] |= {name for name in set(found) | set(without) if touched(name, found, without)}
-
-    table: dict[str, dict[str, tuple[FunctionPrint, set[Place]]]] = defaultdict(dict)
-
-    def enter(function: str, found: Texts, place: Place) -> None:
-        text = found.get(function) or FunctionPrint(function.split("::")[1], ABSENT, 0, ())
-        table[function].setdefault(text.hash, (text, set()))[1].add(place)
-
-    for release, by_group in changed.items():
-        for function in set().union(*touches.values()):
-            enter(function, plain[release], Place(release, ()))
-            for by_set in by_group:
-                for ids, found in by_set.items():
-                    if present := tuple(i for i in ids if function in touches[i]):
-                        enter(function, found, Place(release, present))
+        files = {path: (tree / path).read_bytes() for path in paths if (tree / path).is_file()}
+        releases[release] = look_at(release, files, series[row.line])
+    touches = touches_of(releases.values())
+    places = places_of(releases, touches)
+    whole: dict[str, dict[str, Place]] = {path: {} for path in paths}
+    for path, digest, place in (found for release in releases.values() for found in release.files):
+        whole[path].setdefault(digest, place)
     return Known(
         schema=SCHEMA,
         patches={patch.name: patch.sha256 for patch in patches},
         touches={fix_id: tuple(sorted(names)) for fix_id, names in sorted(touches.items())},
         functions={
             function: tuple(
-                KnownFunction(hash_, tuple(sorted(places)), tuple(s.hash for s in text.statements))
-                for hash_, (text, places) in sorted(table[function].items(), key=lambda item: min(item[1][1]))
+                KnownFunction(hash_, tuple(sorted(where)), statements)
+                for (hash_, statements), where in sorted(places[function].items(), key=lambda item: min(item[1]))
             )
-            for function in sorted(table)
+            for function in sorted(places)
         },
-        files={path: dict(sorted(places.items())) for path, places in standing.items()},
+        files={path: dict(sorted(where.items())) for path, where in whole.items()},
     )
 
 
