@@ -34,7 +34,6 @@ from measuring import laid_out, place
 
 from megatron_fixes import catalog
 from megatron_fixes.catalog.series import PatchFile
-from megatron_fixes.cli.explain import patches_of
 from megatron_fixes.patching.hunks import touched_paths
 from megatron_fixes.patching.scan import scan
 from megatron_fixes.patching.target import find_target
@@ -77,7 +76,7 @@ def measured() -> dict[str, Any]:
     }
     pairs = []
     for fix_id, fix in known.matrix.fixes.items():
-        patch = patches_of(known, fix_id)[-1]
+        patch = known.patches_of(fix_id)[-1]
         pairs += [
             {
                 "fix": fix_id,

@@ -68,7 +68,7 @@ def gather(root: Path, version: str) -> Facts:
         log=(root / "CHANGELOG.md").read_text(encoding="utf-8"),
         stale=tuple(stale(root)),
         uncovered=tuple(uncovered(root)),
-        checks=read_evidence(root / FOLDER.relative_to(ROOT)),
+        checks=read_evidence(FOLDER),
     )
 
 

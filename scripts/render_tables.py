@@ -23,7 +23,6 @@ from generated import only_check
 
 from megatron_fixes.catalog import load
 from megatron_fixes.catalog.ranges import compact
-from megatron_fixes.cli.list import patched_releases
 from megatron_fixes.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def fixes_table(catalog: Catalog) -> str:
             fix.symptom,
             f"**{fix_id}** {fix.slug}",
             compact(fix.affected(), known) or "none",
-            compact(patched_releases(catalog, fix_id), known) or "none yet",
+            compact(catalog.patched_releases(fix_id), known) or "none yet",
             fix.first_fixed() or "open",
         )
         for fix_id, fix in sorted(catalog.matrix.fixes.items())

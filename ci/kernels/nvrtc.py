@@ -51,9 +51,9 @@ class Nvrtc:
             ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
         self._library = ctypes.CDLL(str(found[0]))
         self._includes = sorted({str(header.parent) for header in headers})
-        major, minor = ctypes.c_int(), ctypes.c_int()
-        self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
-        self.version = f"{major.value}.{minor.value}"
+        numbers = ctypes.c_int(), ctypes.c_int()
+        self._call("nvrtcVersion", *map(ctypes.byref, numbers))
+        self.version = ".".join(str(number.value) for number in numbers)
 
     def compile(self, source: Path, architecture: str, *defines: str) -> Outcome:
         """Compile for one architecture, such as ``sm_90``."""

@@ -36,13 +36,22 @@ class Catalog:
         patch = self.series[self.matrix.releases[release].line].get(fix_id)
         return patch if patch and release in patch.header.applies_to else None
 
+    def patches_of(self, fix_id: str) -> list[PatchFile]:
+        """The patches of a fix, one a line, oldest line first."""
+        found = (self.series[line].get(fix_id) for line in self.matrix.lines())
+        return [patch for patch in found if patch is not None]
+
+    def patched_releases(self, fix_id: str) -> tuple[str, ...]:
+        """The releases that a patch of the fix applies to, in the order of the matrix."""
+        return tuple(release for release in self.matrix.releases if self.patch(fix_id, release) is not None)
+
     def knows(self, release: str | None) -> bool:
         """Whether a release that a target claims is one of the matrix."""
         return without_local(release or "") in self.matrix.releases
 
     def is_gated(self, fix_id: str) -> bool:
         """Whether a fix is put in only by name, whatever a target makes of it."""
-        return any(patch.gated for series in self.series.values() if (patch := series.get(fix_id)))
+        return any(patch.gated for patch in self.patches_of(fix_id))
 
 
 def without_local(release: str) -> str:

@@ -13,7 +13,6 @@ import click
 
 from megatron_fixes.catalog.ranges import compact
 from megatron_fixes.cli import output
-from megatron_fixes.cli.list import patched_releases
 from megatron_fixes.cli.options import json_option
 from megatron_fixes.patching.ids import known_fixes
 from megatron_fixes.patching.shell import quote
@@ -54,15 +53,9 @@ def tested_ranges(fix: Fix, matrix: Matrix) -> dict[str, str]:
     return {means: compact(releases, matrix.releases) for means, releases in found.items()}
 
 
-def patches_of(catalog: Catalog, fix_id: str) -> list[PatchFile]:
-    """The patches of a fix, one a line, oldest line first."""
-    found = [catalog.series[line].get(fix_id) for line in catalog.matrix.lines()]
-    return [patch for patch in found if patch is not None]
-
-
 def facts(catalog: Catalog, fix_id: str) -> dict[str, Any]:
     """All that is known of a fix, as plain values; what only a patch's head says is None without one."""
-    fix, patches = catalog.matrix.fixes[fix_id], patches_of(catalog, fix_id)
+    fix, patches = catalog.matrix.fixes[fix_id], catalog.patches_of(fix_id)
     header = patches[-1].header if patches else None
     return {
         "id": fix_id,
@@ -74,7 +67,7 @@ def facts(catalog: Catalog, fix_id: str) -> dict[str, Any]:
         "affected": list(fix.affected()),
         "fixed_in": fix.first_fixed(),
         "upstream_status": header.upstream_status if header else None,
-        "patch_for": list(patched_releases(catalog, fix_id)),
+        "patch_for": list(catalog.patched_releases(fix_id)),
         "after": header.paragraphs["After this patch"] if header else None,
         "numerics": header.numerics if header else None,
         "requires": list(header.requires) if header else [],

@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from megatron_fixes.catalog import Catalog
 
 
-def patched_releases(catalog: Catalog, fix_id: str) -> tuple[str, ...]:
-    """The releases that a patch of the fix applies to, in the order of the matrix."""
-    return tuple(release for release in catalog.matrix.releases if catalog.patch(fix_id, release) is not None)
-
-
 def overview(catalog: Catalog) -> list[dict[str, Any]]:
     """Every fix over all releases, as plain values."""
     return [
@@ -34,7 +29,7 @@ def overview(catalog: Catalog) -> list[dict[str, Any]]:
             "since": fix.since,
             "affected": list(fix.affected()),
             "fixed_in": fix.first_fixed(),
-            "patch_for": list(patched_releases(catalog, fix_id)),
+            "patch_for": list(catalog.patched_releases(fix_id)),
             "gated": catalog.is_gated(fix_id),
             "links": list(fix.links),
         }

@@ -14,7 +14,6 @@ from types import ModuleType
 import pytest
 
 from megatron_fixes import catalog
-from megatron_fixes.cli.explain import patches_of
 from megatron_fixes.patching.hunks import touched_paths
 from megatron_fixes.patching.scan import Row, read_files, scan, scan_files
 from megatron_fixes.patching.target import find_target
@@ -51,7 +50,7 @@ def upgrades() -> ModuleType:
 
 
 def test_a_patch_tried_in_reverse_is_found_where_it_is_and_nowhere_else(upgrades: ModuleType, tmp_path: Path) -> None:
-    patch = patches_of(CATALOG, "MF0015")[-1]
+    patch = CATALOG.patches_of("MF0015")[-1]
     release = patch.header.applies_to[-1]
     pristine = fetch(release, CATALOG.matrix)
     for path in touched_paths(patch.text):

@@ -12,21 +12,20 @@ import importlib
 import pytest
 
 from megatron_fixes import catalog
-from megatron_fixes.cli.list import patched_releases
 from megatron_fixes.proofs.__main__ import run_parent, variant_tree
 
 CATALOG = catalog.load()
 MISTAKES = [
     pytest.param(fix_id, *edit, id=f"{fix_id}-{mistake.replace(' ', '-')}")
     for fix_id in CATALOG.matrix.fixes
-    if patched_releases(CATALOG, fix_id)
+    if CATALOG.patched_releases(fix_id)
     for mistake, edit in importlib.import_module(f"tests.fixes.mistakes.{fix_id.lower()}").MISTAKES.items()
 ]
 
 
 @pytest.mark.parametrize(("fix_id", "file", "right", "wrong"), MISTAKES)
 def test_a_patch_with_a_mistake_in_it_does_not_pass(fix_id: str, file: str, right: str, wrong: str) -> None:
-    newest = patched_releases(CATALOG, fix_id)[-1]
+    newest = CATALOG.patched_releases(fix_id)[-1]
     with variant_tree(CATALOG, newest, "patched", [fix_id]) as tree:
         path = tree / file
         text = path.read_text("utf-8")
