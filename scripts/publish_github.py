@@ -49,16 +49,18 @@ def draft_commands(version: str, files: Sequence[Path], notes: Path, state: Stat
 
 
 def publish_command(version: str, notes: Path, public: Sequence[str]) -> list[str]:
-    """What ``gh`` is asked for to make a draft public: as the latest, if no version that is public comes after it."""
-    finals = [tag[1:] for tag in public if tag.startswith("v") and layout.VERSION.fullmatch(tag[1:])]
-    later = [one for one in finals if not layout.is_prerelease(one) and _numbers(one) > _numbers(version)]
-    latest = not later if not layout.is_prerelease(version) else False
-    answer = f"--latest={str(latest).lower()}"
+    """What ``gh`` is asked for to make a draft public: the latest, if it is final and no final one comes after it."""
+    number = _number(f"v{version}")
+    later = [tag for tag in public if number and (other := _number(tag)) and other > number]
+    answer = f"--latest={str(number is not None and not later).lower()}"
     return ["gh", "release", "edit", f"v{version}", "--draft=false", "--notes-file", str(notes), answer]
 
 
-def _numbers(version: str) -> list[int]:
-    return [int(part) for part in version.split(".")]
+def _number(tag: str) -> list[int] | None:
+    """A final version as numbers, to compare; None for any other tag."""
+    version = tag.removeprefix("v")
+    final = tag.startswith("v") and layout.VERSION.fullmatch(version) and not layout.is_prerelease(version)
+    return [int(part) for part in version.split(".")] if final else None
 
 
 def state_of(version: str) -> State:

@@ -88,6 +88,7 @@ def test_a_release_is_first_a_draft_with_all_its_files(tmp_path: Path) -> None:
         ("0.1.5", ["v0.2.0"], "false"),
         ("0.1.5", ["v0.2.0rc1", "v1", "nightly"], "true"),
         ("0.2.0rc1", [], "false"),
+        ("0.2.0rc1", ["v0.1.0"], "false"),
     ],
 )
 def test_the_latest_is_the_highest_final_version(version: str, public: list[str], latest: str, tmp_path: Path) -> None:
