@@ -35,7 +35,7 @@ def require_sound(files: Mapping[str, bytes]) -> str:
         RefusedError: A file is missing, changed or another release's.
     """
     listed = sums.read_sums(files.get(layout.SUMS, b""))
-    version = layout.version_of(tuple(listed))
+    version = layout.version_of(listed)
     if version is None:
         raise RefusedError("got sums of other files, expected those of one release", context=layout.SUMS)
     if odd := set(layout.Layout(version).files) ^ (set(files) - {layout.KEYLESS}):

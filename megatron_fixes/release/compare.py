@@ -37,4 +37,5 @@ def _inside(name: str, got: bytes, expected: bytes) -> str:
         found = differences(read(got, source=name), read(expected, source=name))
     except RefusedError as error:
         return f" ({error.message})"
-    return f" (inside: {found[0]}" + (f", and {len(found) - 1} more files)" if found[1:] else ")") if found else ""
+    more = f", and {len(found) - 1} more files" if found[1:] else ""
+    return f" (inside: {found[0]}{more})" if found else ""

@@ -9,6 +9,7 @@ version, so a file of one release can't be passed off as that of another: a rena
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from megatron_fixes.errors import UsageError
@@ -101,7 +102,7 @@ def is_prerelease(version: str) -> bool:
     return bool(re.search(r"[a-z]", version))
 
 
-def version_of(names: tuple[str, ...]) -> str | None:
+def version_of(names: Collection[str]) -> str | None:
     """The version whose files these are, all of those that a release's sums list; None if there is none."""
     for name in names:
         found = re.fullmatch(rf"megatron-fixes-patches-({VERSION.pattern})\.tar\.gz", name)

@@ -96,7 +96,7 @@ def check(
     _check_signature(report, files, signed, allow_unsigned=allow_unsigned)
     with report.catching():
         sums = read_sums(files[SUMS])
-        report.version = version_of(tuple(sums))
+        report.version = version_of(sums)
         if report.version is None:
             raise RefusedError(f"lists {', '.join(sums)}: not the files of one release", context=SUMS)
         sound = _check_sums(report, files, sums, chosen)

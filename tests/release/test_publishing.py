@@ -26,35 +26,35 @@ NOTES = load_program("scripts/release_notes.py")
 EVIDENCE = load_program("scripts/release_evidence.py")
 PUBLISH = load_program("scripts/publish_github.py")
 SIGN = load_program("scripts/sign_release.py")
+CATALOG = load()
 LOG = "# Log\n\n## Unreleased\n\n## 0.2.0rc1 - 2026-12-02\n\n- Rc.\n\n## 0.1.0 - 2026-12-01\n\n### Added\n\n- One.\n"
 
 
 def test_notes_tell_each_line_what_it_gets_symptom_first() -> None:
-    catalog = load()
-    text = NOTES.notes(catalog, "0.1.0", LOG, signed=True)
+    text = NOTES.notes(CATALOG, "0.1.0", LOG, signed=True)
     lines = text.split("### core_v")[1:]
     assert [one.partition(":")[0] for one in lines] == [
-        name.removeprefix("core_v") for name in reversed(catalog.matrix.lines())
+        name.removeprefix("core_v") for name in reversed(CATALOG.matrix.lines())
     ]
-    for fix_id, fix in catalog.matrix.fixes.items():
-        for line, releases in catalog.matrix.lines().items():
+    for fix_id, fix in CATALOG.matrix.fixes.items():
+        for line, releases in CATALOG.matrix.lines().items():
             part = next(one for one in lines if one.startswith(line.removeprefix("core_v") + ":"))
             part = part.partition("\n## ")[0]
-            mended = [one for one in releases if (patch := catalog.patch(fix_id, one)) and not patch.gated]
+            mended = [one for one in releases if (patch := CATALOG.patch(fix_id, one)) and not patch.gated]
             assert (f"- {fix.symptom} **{fix_id}**" in part) == bool(mended)
 
 
 def test_gated_fixes_stand_apart_and_the_section_is_the_versions_own() -> None:
-    text = NOTES.notes(load(), "0.1.0", LOG, signed=True)
+    text = NOTES.notes(CATALOG, "0.1.0", LOG, signed=True)
     by_name = text.partition("## Only by name")[2].partition("## What changed")[0]
-    assert re.findall(r"\*\*(MF\d+)\*\*", by_name) == [one for one in load().matrix.fixes if load().is_gated(one)]
+    assert re.findall(r"\*\*(MF\d+)\*\*", by_name) == [one for one in CATALOG.matrix.fixes if CATALOG.is_gated(one)]
     changed = text.partition("## What changed")[2].partition("## Check")[0]
     assert "- One." in changed and "- Rc." not in changed
 
 
 @pytest.mark.parametrize(("version", "signed"), [("0.1.0", True), ("0.2.0rc1", False)])
 def test_notes_say_first_that_it_is_a_prerelease_and_that_nobody_signed_it(version: str, signed: bool) -> None:
-    text = NOTES.notes(load(), version, LOG, signed=signed)
+    text = NOTES.notes(CATALOG, version, LOG, signed=signed)
     assert ("**This is a pre-release" in text[:100]) == ("rc" in version)
     assert ("UNSIGNED" in text) != signed
     assert layout.Layout(version).patches in text
@@ -62,13 +62,13 @@ def test_notes_say_first_that_it_is_a_prerelease_and_that_nobody_signed_it(versi
 
 def test_notes_of_a_first_release_with_all_that_is_unreleased_fit_into_a_github_release() -> None:
     log = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    text = NOTES.notes(load(), "9.9.9", CHANGELOG.released(log, "9.9.9", "2026-12-01"), signed=True)
+    text = NOTES.notes(CATALOG, "9.9.9", CHANGELOG.released(log, "9.9.9", "2026-12-01"), signed=True)
     assert len(text) < 125_000  # GitHub's limit
 
 
 def test_notes_of_a_version_without_a_section_are_refused() -> None:
     with pytest.raises(RefusedError, match=r"no section 0\.3\.0"):
-        NOTES.notes(load(), "0.3.0", LOG, signed=True)
+        NOTES.notes(CATALOG, "0.3.0", LOG, signed=True)
 
 
 def test_a_release_is_first_a_draft_with_all_its_files(tmp_path: Path) -> None:

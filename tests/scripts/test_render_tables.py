@@ -27,11 +27,7 @@ def script() -> ModuleType:
 
 
 def rows(text: str, name: str) -> list[list[str]]:
-    table = (
-        text.split(f"<!-- table:{name} -->\n")[1]
-        .split("\n\n", maxsplit=1)[0]
-        .split(f"\n<!-- /table:{name} -->", maxsplit=1)[0]
-    )
+    table = text.partition(f"<!-- table:{name} -->\n")[2].partition(f"\n<!-- /table:{name} -->")[0]
     lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in table.splitlines()]
     return [[cell.strip() for cell in line] for line in lines]
 
@@ -66,9 +62,8 @@ def test_the_status_has_a_cell_for_every_fix_and_release(script: ModuleType) -> 
 
 
 def test_the_grid_has_a_row_a_fix_and_a_column_a_line(script: ModuleType) -> None:
-    grid = [line for line in script.status(CATALOG).splitlines() if line.startswith("| ")][
-        : len(CATALOG.matrix.fixes) + 2
-    ]
+    lines = [line for line in script.status(CATALOG).splitlines() if line.startswith("| ")]
+    grid = lines[: len(CATALOG.matrix.fixes) + 2]
     assert all(line.count(" | ") == len(CATALOG.matrix.lines()) for line in grid)
     for line, (fix_id, fix) in zip(grid[2:], sorted(CATALOG.matrix.fixes.items()), strict=True):
         assert line.startswith(f"| **{fix_id}** {fix.slug} | ")
@@ -145,9 +140,8 @@ def test_the_page_says_every_reason_and_limit_once_and_leads_to_it(script: Modul
 
 def test_the_first_table_stands_beside_what_is_right(script: ModuleType) -> None:
     page = script.compatibility.page(CATALOG).rpartition("\n## ")[2]
-    found = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")][
-        2:
-    ]
+    lines = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| ")]
+    found = [[cell.strip() for cell in line] for line in lines[2:]]
     assert len(found) == 9
     assert all("https://" in row[-1] for row in found)
     is_ = {(row[0], row[1]): (row[2], row[3]) for row in found}
