@@ -87,39 +87,44 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     return PROGRAM
 
 
-def as_claimed(cuda: str, architecture: str, precision: str) -> tuple[int, str]:
-    works = MATRIX.gpus[architecture][cuda][precision].works  # type: ignore[index]
+Compiler = Callable[[str, str], tuple[int, str]]
+
+
+def as_claimed(architecture: str, precision: str) -> tuple[int, str]:
+    works = MATRIX.gpus[architecture]["12.4"][precision].works  # type: ignore[index]
     return (3000, "") if works else (0, NO_FEATURE)
 
 
-def run(
-    program: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    record: Path,
-    compiler: Callable[[str, str, str], tuple[int, str]],
-    version: str = "12.4",
-) -> int:
-    """Run one column with a compiler that answers as told."""
+def one_wrong(architecture: str, precision: str) -> tuple[int, str]:
+    return (3000, "") if (architecture, precision) == ("sm_80", "fp8") else as_claimed(architecture, precision)
 
-    def answer(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        lines = []
-        for architecture in command[4].split(","):
-            for precision in command[5].split(","):
-                size, said = compiler("12.4", architecture, precision)
-                outcome = {"architecture": architecture, "precision": precision, "cubin_bytes": size, "said": said}
-                lines.append(json.dumps({"nvrtc": version, **outcome}))
-        return subprocess.CompletedProcess(command, 0, "\n".join(lines))
 
-    monkeypatch.setattr(program.subprocess, "run", answer)
-    code: int = program.main(["12.4", "--record", str(record)])
-    return code
+@pytest.fixture
+def run(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs the column of CUDA 12.4 with a compiler that answers as told."""
+
+    def run(record: Path, compiler: Compiler = as_claimed, version: str = "12.4") -> int:
+        def answer(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+            lines = []
+            for architecture in command[4].split(","):
+                for precision in command[5].split(","):
+                    size, said = compiler(architecture, precision)
+                    outcome = {"architecture": architecture, "precision": precision, "cubin_bytes": size, "said": said}
+                    lines.append(json.dumps({"nvrtc": version, **outcome}))
+            return subprocess.CompletedProcess(command, 0, "\n".join(lines))
+
+        monkeypatch.setattr(program.subprocess, "run", answer)
+        code: int = program.main(["12.4", "--record", str(record)])
+        return code
+
+    return run
 
 
 def test_all_cells_as_claimed_end_with_0_and_a_record(
-    program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = tmp_path / "build" / "matrix.json"
-    assert run(program, monkeypatch, record, as_claimed) == 0
+    assert run(record) == 0
     assert "18 of 18 cells as claimed" in capsys.readouterr().out
     written = json.loads(record.read_text("utf-8"))
     assert written["sources"] == CLAIMS.digests()
@@ -140,33 +145,28 @@ def test_all_cells_as_claimed_end_with_0_and_a_record(
     ],
 )
 def test_one_cell_that_differs_ends_with_1_and_its_name(
-    program: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
+    run: Callable[..., int],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     where: tuple[str, str],
     answer: tuple[int, str],
     said: str,
 ) -> None:
-    def compiler(cuda: str, architecture: str, precision: str) -> tuple[int, str]:
-        return answer if (architecture, precision) == where else as_claimed(cuda, architecture, precision)
+    def compiler(architecture: str, precision: str) -> tuple[int, str]:
+        return answer if (architecture, precision) == where else as_claimed(architecture, precision)
 
-    assert run(program, monkeypatch, tmp_path / "matrix.json", compiler) == 1
+    assert run(tmp_path / "matrix.json", compiler) == 1
     out = capsys.readouterr().out
     assert "17 of 18 cells as claimed" in out
     assert f"FAILED: {said}" in out
 
 
 def test_another_version_of_the_compiler_is_refused(
-    program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(program, monkeypatch, tmp_path / "matrix.json", as_claimed, version="12.6") == 2
+    assert run(tmp_path / "matrix.json", version="12.6") == 2
     assert capsys.readouterr().err.startswith("error: got NVRTC 12.6, expected 12.4\n  where: ")
     assert not (tmp_path / "matrix.json").exists()
-
-
-def one_wrong(cuda: str, architecture: str, precision: str) -> tuple[int, str]:
-    return (3000, "") if (architecture, precision) == ("sm_80", "fp8") else as_claimed(cuda, architecture, precision)
 
 
 def full_disk(_: int) -> None:
@@ -174,12 +174,16 @@ def full_disk(_: int) -> None:
 
 
 def test_a_record_that_cannot_be_written_costs_neither_the_results_nor_the_old_record(
-    program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., int],
+    program: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     record = tmp_path / "matrix.json"
     record.write_text("{}", "utf-8")
     monkeypatch.setattr(program.os, "fsync", full_disk)
-    assert run(program, monkeypatch, record, one_wrong) == 2
+    assert run(record, one_wrong) == 2
     out, err = capsys.readouterr()
     assert "sm_120" in out
     assert "FAILED: CUDA 12.4 sm_80 fp8" in out
@@ -189,17 +193,13 @@ def test_a_record_that_cannot_be_written_costs_neither_the_results_nor_the_old_r
 
 @pytest.mark.parametrize("place", ["file/matrix.json", "folder", "pipe"])
 def test_only_a_file_or_nothing_gives_way_to_a_record(
-    program: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    place: str,
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
 ) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     before = {path.name: path.stat().st_mode for path in tmp_path.iterdir()}
-    assert run(program, monkeypatch, tmp_path / place, one_wrong) == 2
+    assert run(tmp_path / place, one_wrong) == 2
     out, err = capsys.readouterr()
     assert "FAILED: CUDA 12.4 sm_80 fp8" in out
     assert err.startswith("error: the record was not written: ")
@@ -208,12 +208,12 @@ def test_only_a_file_or_nothing_gives_way_to_a_record(
 
 @pytest.mark.parametrize("old", ['{"sources"', "", "[1]", b"\xff", {"cuda": {"new": {}}}, {"cuda": []}, {}])
 def test_an_old_record_that_cannot_be_read_is_said_and_replaced(
-    program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], old: Any
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str], old: Any
 ) -> None:
     record = tmp_path / "matrix.json"
     text = json.dumps({"sources": CLAIMS.digests(), **old}) if isinstance(old, dict) else old
     record.write_bytes(text.encode() if isinstance(text, str) else text)
-    assert run(program, monkeypatch, record, as_claimed) == 0
+    assert run(record) == 0
     assert f"{record} was no record (" in capsys.readouterr().out
     assert list(json.loads(record.read_text("utf-8"))["cuda"]) == ["12.4"]
 

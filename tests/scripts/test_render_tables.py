@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -15,15 +14,11 @@ from megatron_fixes.errors import UsageError
 
 from ..loading import load_program
 
+RENDER = load_program("scripts/render_tables.py")
 CATALOG = catalog.load()
 GPUS = "<!-- table:gpus -->\n<!-- /table:gpus -->\n"
 EMPTY = f"# Title\n\nabove\n\n<!-- table:fixes -->\nwas here \\1 | x\n<!-- /table:fixes -->\n\nbelow\n{GPUS}"
 JOBS = "matrix:\n    # table:cuda\n    was here\n    # /table:cuda\nsteps:\n"
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    return load_program("scripts/render_tables.py")
 
 
 def rows(text: str, name: str) -> list[list[str]]:
@@ -32,23 +27,23 @@ def rows(text: str, name: str) -> list[list[str]]:
     return [[cell.strip() for cell in line] for line in lines]
 
 
-def test_only_what_is_between_the_markers_changes(script: ModuleType) -> None:
-    text = script.render(EMPTY, CATALOG)
+def test_only_what_is_between_the_markers_changes() -> None:
+    text = RENDER.render(EMPTY, CATALOG)
     outside = re.compile(r"<!-- table:(\w+) -->.*?<!-- /table:\1 -->", re.DOTALL)
     assert outside.sub("", text) == outside.sub("", EMPTY)
     assert "was here" not in text
-    assert script.render(text, CATALOG) == text
+    assert RENDER.render(text, CATALOG) == text
 
 
-def test_a_row_a_fix_begins_with_the_symptom(script: ModuleType) -> None:
-    table = rows(script.render(EMPTY, CATALOG), "fixes")
+def test_a_row_a_fix_begins_with_the_symptom() -> None:
+    table = rows(RENDER.render(EMPTY, CATALOG), "fixes")
     assert table[0][0] == "What you see" and len({len(row) for row in table}) == 1
     for row, (fix_id, fix) in zip(table[2:], sorted(CATALOG.matrix.fixes.items()), strict=True):
         assert row[:2] == [fix.symptom, f"**{fix_id}** {fix.slug}"]
 
 
-def test_the_status_has_a_cell_for_every_fix_and_release(script: ModuleType) -> None:
-    found = json.loads(script.status_json(CATALOG))
+def test_the_status_has_a_cell_for_every_fix_and_release() -> None:
+    found = json.loads(RENDER.status_json(CATALOG))
     assert list(found["releases"]) == list(CATALOG.matrix.releases)
     for fix_id, fix in CATALOG.matrix.fixes.items():
         for release, known in fix.cells.items():
@@ -61,8 +56,8 @@ def test_the_status_has_a_cell_for_every_fix_and_release(script: ModuleType) -> 
             assert cell["tested"] == list(known.tested)
 
 
-def test_the_grid_has_a_row_a_fix_and_a_column_a_line(script: ModuleType) -> None:
-    lines = [line for line in script.status(CATALOG).splitlines() if line.startswith("| ")]
+def test_the_grid_has_a_row_a_fix_and_a_column_a_line() -> None:
+    lines = [line for line in RENDER.status(CATALOG).splitlines() if line.startswith("| ")]
     grid = lines[: len(CATALOG.matrix.fixes) + 2]
     assert all(line.count(" | ") == len(CATALOG.matrix.lines()) for line in grid)
     for line, (fix_id, fix) in zip(grid[2:], sorted(CATALOG.matrix.fixes.items()), strict=True):
@@ -82,38 +77,38 @@ def test_the_grid_has_a_row_a_fix_and_a_column_a_line(script: ModuleType) -> Non
         EMPTY.replace("table:fixes", "x").replace("/x", "table:fixes").replace("<!-- x", "<!-- /table:fixes"),
     ],
 )
-def test_markers_that_do_not_pair_are_refused(script: ModuleType, spoilt: str) -> None:
+def test_markers_that_do_not_pair_are_refused(spoilt: str) -> None:
     with pytest.raises(UsageError):
-        script.render(spoilt, CATALOG)
+        RENDER.render(spoilt, CATALOG)
 
 
-def test_check_fails_until_the_files_are_written(script: ModuleType, tmp_path: Path) -> None:
+def test_check_fails_until_the_files_are_written(tmp_path: Path) -> None:
     files = readme, status, workflow = [tmp_path / name for name in ("README.md", "status.md", "ci.yml")]
-    assert script.main(["--check"], *files) == 2
+    assert RENDER.main(["--check"], *files) == 2
     readme.write_text(EMPTY, encoding="utf-8")
-    assert script.main(["--check"], *files) == 2
+    assert RENDER.main(["--check"], *files) == 2
     workflow.write_text(JOBS, encoding="utf-8")
-    assert script.main(["--check"], *files) == 1
+    assert RENDER.main(["--check"], *files) == 1
     assert (readme.read_text(encoding="utf-8"), workflow.read_text(encoding="utf-8")) == (EMPTY, JOBS)
-    assert script.main([], *files) == 0
-    assert script.main(["--check"], *files) == 0
+    assert RENDER.main([], *files) == 0
+    assert RENDER.main(["--check"], *files) == 0
     for path in (*files, status.with_suffix(".json"), status.with_name("compatibility.md")):
         text = path.read_text(encoding="utf-8")
         spoilt = re.sub(r"0\.16\.0|12\.6", "0.16.9", text, count=1)
         assert spoilt != text
         path.write_text(spoilt, encoding="utf-8")
-        assert script.main(["--check"], *files) == 1
+        assert RENDER.main(["--check"], *files) == 1
         path.write_text(text, encoding="utf-8")
 
 
-def test_the_workflow_lists_every_cuda_version_where_its_marker_stands(script: ModuleType) -> None:
-    text = script.between(JOBS, "cuda", script.compatibility.jobs(CATALOG.matrix), "# {}", "ci.yml")
+def test_the_workflow_lists_every_cuda_version_where_its_marker_stands() -> None:
+    text = RENDER.between(JOBS, "cuda", RENDER.compatibility.jobs(CATALOG.matrix), "# {}", "ci.yml")
     listed = ", ".join(f'"{cuda}"' for cuda in CATALOG.matrix.cuda)
     assert text == f"matrix:\n    # table:cuda\n    cuda: [{listed}]\n    # /table:cuda\nsteps:\n"
 
 
-def test_a_cell_names_the_precisions_that_can_be_had(script: ModuleType) -> None:
-    table = rows(script.render(EMPTY, CATALOG), "gpus")
+def test_a_cell_names_the_precisions_that_can_be_had() -> None:
+    table = rows(RENDER.render(EMPTY, CATALOG), "gpus")
     for row, (architecture, columns) in zip(table[2:], CATALOG.matrix.gpus.items(), strict=True):
         assert f"({architecture})" in row[0]
         for text, cells in zip(row[1:], columns.values(), strict=True):
@@ -123,8 +118,8 @@ def test_a_cell_names_the_precisions_that_can_be_had(script: ModuleType) -> None
             assert set(re.findall(r"\*\*(\w+)\*\*", text)) == ran
 
 
-def test_the_page_says_every_reason_and_limit_once_and_leads_to_it(script: ModuleType) -> None:
-    page, matrix = script.compatibility.page(CATALOG), CATALOG.matrix
+def test_the_page_says_every_reason_and_limit_once_and_leads_to_it() -> None:
+    page, matrix = RENDER.compatibility.page(CATALOG), CATALOG.matrix
     said = re.findall(r"^(\d+)\. ([\w, ]+): (.*) \(\[source\]\((.*)\)\)$", page, re.MULTILINE)
     assert [int(at) for at, *_ in said] == list(range(1, len(said) + 1))
     table = [line for line in page.splitlines() if re.match(r"\| .*\(sm_\d+\)", line)][: len(matrix.gpus)]
@@ -138,8 +133,8 @@ def test_the_page_says_every_reason_and_limit_once_and_leads_to_it(script: Modul
                 assert any(precision in about and cell.source == source for _, about, _, source in lead)
 
 
-def test_the_first_table_stands_beside_what_is_right(script: ModuleType) -> None:
-    page = script.compatibility.page(CATALOG).rpartition("\n## ")[2]
+def test_the_first_table_stands_beside_what_is_right() -> None:
+    page = RENDER.compatibility.page(CATALOG).rpartition("\n## ")[2]
     lines = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| ")]
     found = [[cell.strip() for cell in line] for line in lines[2:]]
     assert len(found) == 9
@@ -150,8 +145,8 @@ def test_the_first_table_stands_beside_what_is_right(script: ModuleType) -> None
     assert is_["A100 (sm_80)", "12.4"] == ("yes", "bf16 fp16")
 
 
-def test_each_trap_shows_what_is_said_of_its_machine(script: ModuleType) -> None:
-    traps = script.compatibility.traps
+def test_each_trap_shows_what_is_said_of_its_machine() -> None:
+    traps = RENDER.compatibility.traps
     for trap in traps.TRAPS:
         assert traps.answers(trap, CATALOG.matrix), trap.record
     recorded = {path.stem for path in traps.RECORDS.glob("*.json")}
