@@ -73,12 +73,12 @@ def run(name: CheckName, variables: Sequence[str]) -> Check:
     commit, tree = clean_tree(ROOT)
     report = FOLDER / "pytest.xml"
     report.unlink(missing_ok=True)
-    command = ["make", *TARGETS[name], *variables]
-    arguments = [f"ARGS=--junitxml={report} -o junit_family=xunit2"] if name == "tests" else ["ARGS="]
+    command = ["make", *TARGETS[name]]
+    for_pytest = f"--junitxml={report} -o junit_family=xunit2" if name == "tests" else ""
     began = time.monotonic()
-    code = subprocess.run([*command, *arguments], cwd=ROOT, env=settled(), check=False).returncode
+    code = subprocess.run([*command, *variables, f"ARGS={for_pytest}"], cwd=ROOT, env=settled(), check=False).returncode
     seconds = round(time.monotonic() - began, 1)
-    said = "" if code == 0 else f"make {' '.join(TARGETS[name])} ended with {code}"
+    said = "" if code == 0 else f"{' '.join(command)} ended with {code}"
     passed, skipped, failed = counted(report) if report.is_file() else ({}, {}, [])
     if failed:
         said += f": {', '.join(failed[:3])}" + (f" and {len(failed) - 3} more" if failed[3:] else "")
@@ -95,7 +95,7 @@ def run(name: CheckName, variables: Sequence[str]) -> Check:
         date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         seconds=seconds,
         machine=f"{os.cpu_count()} {platform.machine()} cores, {platform.system()}, Python {platform.python_version()}",
-        command=f"make {' '.join(TARGETS[name])}",
+        command=" ".join(command),
         passed=passed,
         skipped=skipped,
         said=said,

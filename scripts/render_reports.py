@@ -21,6 +21,7 @@ from generated import only_check
 
 from megatron_fixes import catalog
 from megatron_fixes.catalog.ranges import compact
+from megatron_fixes.errors import RefusedError
 from megatron_fixes.proofs.releases import fetch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,9 +36,14 @@ megatron-core {release} with torch {torch}; one that needs a GPU was not run for
 """
 
 
+def newest_release(known: catalog.Catalog) -> str:
+    """That the reports are about."""
+    return list(known.matrix.releases)[-1]
+
+
 def open_defects(known: catalog.Catalog) -> list[str]:
     """Fixes that the newest release needs."""
-    newest = list(known.matrix.releases)[-1]
+    newest = newest_release(known)
     return [fix_id for fix_id, fix in sorted(known.matrix.fixes.items()) if fix.cells[newest].verdict == "needed"]
 
 
@@ -68,10 +74,11 @@ def report(known: catalog.Catalog, fix_id: str) -> str:
     if NEEDS_GPU in rest:
         seen = f"Observed and expected: see the script; shown by `megatron-fixes prove {fix_id} --backend nccl`."
     else:
-        newest = list(known.matrix.releases)[-1]
+        newest = newest_release(known)
         code, lines = observe(script, fetch(newest, known.matrix))
         if code != 1:
-            sys.exit(f"{script.name}: got exit code {code} on {newest}, expected 1 (the defect shows): {lines}")
+            message = f"got exit code {code} on {newest}, expected 1 (the defect shows): {lines}"
+            raise RefusedError(message, context=script.name)
         seen = "\n\n".join(f"**{line.partition(':')[0].capitalize()}**:{line.partition(':')[2]}" for line in lines)
     affected = compact(fix.affected(), known.matrix.releases)
     return "\n\n".join(
@@ -100,7 +107,7 @@ def main(arguments: list[str]) -> int:
         return 1 if without else 0
     import torch
 
-    head = HEAD.format(release=list(known.matrix.releases)[-1], torch=torch.__version__)
+    head = HEAD.format(release=newest_release(known), torch=torch.__version__)
     if missing:
         head += f"\nOpen too, without a report yet: {', '.join(missing)}.\n"
     REPORTS.write_text("\n".join([head, *(report(known, fix_id) + "\n" for fix_id in wanted)]), encoding="utf-8")
