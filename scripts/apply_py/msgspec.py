@@ -35,10 +35,7 @@ class Meta:
     """What an annotation demands of a value."""
 
     pattern: str | None = None
-    min_length: int | None = None
-    max_length: int | None = None
-    ge: float | None = None
-    le: float | None = None
+    min_length: int = 0
 
 
 class Struct:
@@ -99,9 +96,6 @@ def _convert(value: object, kind: object, path: str) -> object:
     if kind in (str, int, bool):
         _expect(type(value) is kind, kind.__name__, value, path)  # type: ignore[attr-defined]
         return value
-    if kind is float:
-        _expect(type(value) in (float, int), "float", value, path)
-        return float(value)  # type: ignore[arg-type]
     if isinstance(kind, type) and issubclass(kind, Struct):
         return _struct(value, kind, path)
     if origin is typing.Annotated:
@@ -131,13 +125,8 @@ def _convert(value: object, kind: object, path: str) -> object:
 def _constrained(value: object, meta: Meta, path: str) -> object:
     if meta.pattern is not None and not re.search(meta.pattern, value):  # type: ignore[call-overload]
         raise ValidationError(f"Expected `str` matching regex {meta.pattern!r} - at `${path}`")
-    size: float = value if isinstance(value, (int, float)) else len(value)  # type: ignore[arg-type]
-    for least in (meta.min_length, meta.ge):
-        if least is not None and size < least:
-            raise ValidationError(f"Expected at least {least} - at `${path}`")
-    for most in (meta.max_length, meta.le):
-        if most is not None and size > most:
-            raise ValidationError(f"Expected at most {most} - at `${path}`")
+    if len(value) < meta.min_length:  # type: ignore[arg-type]
+        raise ValidationError(f"Expected at least {meta.min_length} - at `${path}`")
     return value
 
 
