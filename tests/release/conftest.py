@@ -35,6 +35,11 @@ def make_key(folder: Path, name: str = "key") -> Path:
     return key
 
 
+def held(folder: Path) -> dict[str, bytes]:
+    """The files of a folder: content by name."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
 def commit_all(tree: Path) -> None:
     """Make a repository of a tree, with one commit that is the same every time."""
     values = (("NAME", "t"), ("EMAIL", "t@example.invalid"), ("DATE", "1767225600 +0000"))
@@ -78,7 +83,7 @@ def released(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Rele
     key = make_key(tmp_path_factory.mktemp("key"))
     folder = tmp_path_factory.mktemp("release") / "dist"
     BUILD.build(BUILD.find_source(repository, f"v{LAYOUT.version}"), folder, key)
-    return Released(folder, key, {path.name: path.read_bytes() for path in folder.iterdir()})
+    return Released(folder, key, held(folder))
 
 
 def sealed(files: dict[str, bytes]) -> dict[str, bytes]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -20,9 +19,10 @@ from megatron_fixes.errors import RefusedError, UsageError
 from megatron_fixes.release import archive, layout, manifest, signature, sums, wheel
 from tests.loading import load_program
 
-from .conftest import BUILD, LAYOUT, Released, make_key
+from .conftest import BUILD, LAYOUT, Released, held, make_key
 
 REPRODUCE = load_program("scripts/reproduce_release.py")
+MTIME = 1_767_225_600
 SAFELY: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
 
@@ -57,8 +57,8 @@ def test_the_first_differing_byte_is_named(released: Released) -> None:
 def test_without_a_key_all_files_but_the_signature_are_the_same(
     repository: Path, released: Released, tmp_path: Path
 ) -> None:
-    made = BUILD.build(BUILD.find_source(repository, LAYOUT.version), tmp_path / "dist")
-    files = {path.name: path.read_bytes() for path in made}
+    BUILD.build(BUILD.find_source(repository, LAYOUT.version), tmp_path / "dist")
+    files = held(tmp_path / "dist")
     assert files.pop(layout.SIGNATURE) == signature.UNSIGNED
     assert files == {name: content for name, content in released.files.items() if name != layout.SIGNATURE}
 
@@ -85,24 +85,16 @@ def test_wheel_and_sdist_hold_what_the_backend_made(repository: Path, released: 
     assert {line.split(",")[0] for line in record} == set(files)
     with tarfile.open(fileobj=io.BytesIO(released.files[LAYOUT.sdist])) as opened:
         opened.extractall(tmp_path, **SAFELY)
-    code = "import sys; from setuptools import build_meta as b; b.build_wheel(sys.argv[1])"
-    out = tmp_path / "out"
-    out.mkdir()
-    tree = tmp_path / f"megatron_fixes-{LAYOUT.version}"
-    epoch = str(1_767_225_600)
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": epoch}
-    subprocess.run([sys.executable, "-c", code, str(out)], cwd=tree, env=environment, capture_output=True, check=True)
-    (made,) = out.iterdir()
-    assert made.name == LAYOUT.wheel
-    assert wheel.zip_again(made.read_bytes(), mtime=int(epoch)) == released.files[LAYOUT.wheel]
+    made = BUILD.build_with_backend("wheel", tmp_path / f"megatron_fixes-{LAYOUT.version}", tmp_path, MTIME)
+    assert wheel.zip_again(made, mtime=MTIME) == released.files[LAYOUT.wheel]
 
 
 def test_only_files_that_git_has_travel(repository: Path, released: Released) -> None:
     tracked = subprocess.run(["git", "-C", str(repository), "ls-files"], capture_output=True, text=True).stdout.split()
     root = f"megatron_fixes-{LAYOUT.version}/"
-    held = {name.removeprefix(root) for name in archive.unpack(released.files[LAYOUT.sdist], source="x")}
-    generated = {name for name in held if name.startswith("megatron_fixes.egg-info/")} | {"PKG-INFO", "setup.cfg"}
-    assert held - generated <= set(tracked)
+    names = {name.removeprefix(root) for name in archive.unpack(released.files[LAYOUT.sdist], source="x")}
+    generated = {name for name in names if name.startswith("megatron_fixes.egg-info/")} | {"PKG-INFO", "setup.cfg"}
+    assert names - generated <= set(tracked)
 
 
 @pytest.fixture
@@ -169,10 +161,6 @@ def quick(released: Released) -> Callable[[Path], object]:
         return BUILD._put(released.files, BUILD._place(out, LAYOUT), LAYOUT)
 
     return put
-
-
-def held(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 @pytest.mark.parametrize("name", ["megatron-fixes-patches-0.0.9.tar.gz", layout.SUMS, LAYOUT.wheel])

@@ -19,7 +19,7 @@ import pytest
 import megatron_fixes
 from megatron_fixes.release import layout
 from tests.loading import load_program
-from tests.release.conftest import make_key
+from tests.release.conftest import held, make_key
 
 RULES = load_program("scripts/release_rules.py")
 VERSION = f"{int(megatron_fixes.__version__.split('.')[0]) + 1}.0.0rc1"
@@ -84,19 +84,19 @@ def test_a_release_is_built_once_all_agrees_and_never_before(clone: Clone, tmp_p
     code, said = clone.script("release_dist")
     assert code == 0, said
     assert sorted(path.name for path in dist.iterdir()) == sorted(layout.Layout(VERSION).files)
-    unsigned = {path.name: path.read_bytes() for path in dist.iterdir()}
+    unsigned = held(dist)
     key = make_key(tmp_path)
     code, said = clone.script("sign_release", "--out", "dist", "--key", str(key))
     assert code == 1 and "Commit the public half of the key first" in said
     shutil.copy(make_key(tmp_path, "another").with_suffix(".pub"), clone.tree / "docs" / "release_key.pub")
     code, said = clone.script("sign_release", "--out", "dist", "--key", str(key))
     assert code == 1 and "no good signature of the key in" in said
-    assert {path.name: path.read_bytes() for path in dist.iterdir()} == unsigned
+    assert held(dist) == unsigned
     shutil.copy(key.with_suffix(".pub"), clone.tree / "docs" / "release_key.pub")
     assert clone.script("sign_release", "--out", "dist", "--key", str(key))[0] == 0
     (clone.tree / ".dist-SHA256SUMS.sig").touch()  # what is left if the process is killed
     assert clone.git("status", "--porcelain") == "?? docs/release_key.pub"
-    signed = {path.name: path.read_bytes() for path in dist.iterdir()}
+    signed = held(dist)
     assert {name for name in signed if signed[name] != unsigned[name]} == {layout.SIGNATURE}
 
 
