@@ -18,6 +18,7 @@ import msgspec
 from megatron_fixes.errors import RefusedError
 from megatron_fixes.release import form
 from megatron_fixes.release.form import Digest
+from megatron_fixes.release.sums import contradictions
 
 BUILDER = "urn:megatron-fixes:scripts:build_release.py"
 
@@ -117,11 +118,7 @@ def faults(
         source: The statement's file, for messages.
     """
     claimed = {subject.name: subject.digest.sha256 for subject in statement.subject}
-    found = [
-        f"says {claimed.get(name, 'nothing')} of {name}, expected {digests.get(name, 'no such subject')} as in the sums"
-        for name in sorted({*claimed, *digests})
-        if claimed.get(name) != digests.get(name)
-    ]
+    found = contradictions(claimed, digests)
     if (said := statement.predicate.buildDefinition.externalParameters.version) != version:
         found.append(f"says that it built version {said}, expected {version}")
     if commit is not None and statement.commit != commit:

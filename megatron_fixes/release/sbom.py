@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from megatron_fixes.errors import RefusedError
-from megatron_fixes.release.sums import digest
+from megatron_fixes.release.sums import contradictions, digest
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -92,12 +92,7 @@ def faults(data: bytes, digests: Mapping[str, str], *, version: str, source: str
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         return [RefusedError(f"got what is no bill of materials of ours ({error!r})", context=source)]
     found = [f"is of version {said}, expected {version}"] if said != version else []
-    found += [
-        f"says {files.get(name, 'nothing')} of {name}, expected {digests.get(name, 'no such file')} as in the sums"
-        for name in sorted({*files, *digests})
-        if files.get(name) != digests.get(name)
-    ]
-    return [RefusedError(message, context=source) for message in found]
+    return [RefusedError(message, context=source) for message in (*found, *contradictions(files, digests))]
 
 
 def _bytes(document: Mapping[str, Any]) -> bytes:

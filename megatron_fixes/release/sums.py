@@ -21,6 +21,15 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def contradictions(claimed: Mapping[str, str], digests: Mapping[str, str]) -> list[str]:
+    """What another file that names digests says otherwise than the sums, by name; a sentence for each."""
+    return [
+        f"says {claimed.get(name, 'nothing')} of {name}, expected {digests.get(name, 'no such file')} as in the sums"
+        for name in sorted({*claimed, *digests})
+        if claimed.get(name) != digests.get(name)
+    ]
+
+
 def write_sums(digests: Mapping[str, str]) -> bytes:
     """Return the file's bytes for digests by file name."""
     return "".join(f"{digests[name]}  {name}\n" for name in sorted(digests)).encode("ascii")
