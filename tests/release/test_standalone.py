@@ -16,29 +16,18 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from megatron_fixes import catalog
 from megatron_fixes.cli.main import main
-from megatron_fixes.overlay.tables import load_tables
 from megatron_fixes.patching import journal
 from megatron_fixes.proofs.releases import fetch
+from tests.cli.conftest import BUFFER, CATALOG, RELEASE, Done, copy_files
 from tests.loading import ROOT, load_program
 
 STANDALONE = load_program("scripts/standalone.py")
-CATALOG = catalog.load()
-RELEASE = "0.16.1"
 LAST_OF_LINES = [releases[-1] for releases in CATALOG.matrix.lines().values()]
-BUFFER = "megatron/core/distributed/param_and_grad_buffer.py"
-FILES = ("megatron/core/__init__.py", "megatron/core/package_info.py", *load_tables().paths.values())
-
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +50,7 @@ def run(program: Path, *arguments: object, python: tuple[str, ...] = ("-I", "-S"
 
 def pristine(release: str, to: Path) -> Path:
     """A copy of a release, cut down to what commands look at."""
-    source = fetch(release, CATALOG.matrix)
-    for path in FILES:
-        if (source / path).is_file():
-            (to / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source / path, to / path)
-    return to
+    return copy_files(fetch(release, CATALOG.matrix), to)
 
 
 def contents(tree: Path) -> dict[str, bytes]:
