@@ -123,9 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     variables += [f"WORKERS={given.workers}"] if given.workers else []
     FOLDER.mkdir(parents=True, exist_ok=True)
     checks = []
-    for name in CHECKS:
-        if name not in (given.checks or CHECKS):
-            continue
+    for name in (name for name in CHECKS if name in (given.checks or CHECKS)):
         place = FOLDER / f"{name}.json"
         place.unlink(missing_ok=True)
         check = run(name, variables)

@@ -130,8 +130,8 @@ def _nccl(folder: Path | None, cuda: Reading) -> Reading:
     name = f"nvidia-nccl-cu{cuda.value.partition('.')[0]}"
     if known := version(name):
         return Reading(known, f"metadata of {name}")
-    for place_ in (str(folder / "lib"), *_LIBRARIES):
-        for path in sorted(Path(place_).glob("libnccl.so.*.*.*")):
+    for libraries in (folder / "lib", *map(Path, _LIBRARIES)):
+        for path in sorted(libraries.glob("libnccl.so.*.*.*")):
             return Reading(path.name.removeprefix("libnccl.so."), "the name of the library's file")
     return Reading(missing=f"neither {name} nor a file libnccl.so.X.Y.Z is here; torch may hold it inside")
 
