@@ -114,7 +114,7 @@ def publish(version: str, dist: Path, notes: Path) -> str:
 
 
 def _read(version: str, dist: Path) -> Mapping[str, bytes]:
-    files, _ = folder.read_release([dist])
+    files = folder.read_release(dist)
     if (got := require_sound(files)) != version:
         raise RefusedError(f"got the files of {got}, expected those of {version}", context=str(dist))
     return files

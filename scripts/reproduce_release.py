@@ -88,8 +88,8 @@ def reproduce(root: Path, version: str, against: Path | None) -> tuple[list[str]
     """
     with tempfile.TemporaryDirectory(prefix="megatron-fixes-reproduce-") as folder:
         work = Path(folder)
-        got, _ = read_release([build_under(root, version, work, OTHER)])
-        expected, _ = read_release([against or build_under(root, version, work, PLAIN)])
+        got = read_release(build_under(root, version, work, OTHER))
+        expected = read_release(against or build_under(root, version, work, PLAIN))
     ours = set(Layout(version).files) - {SIGNATURE}
     left_out = sorted(set(expected) - ours)
     return differences(*({name: files[name] for name in ours & set(files)} for files in (got, expected))), left_out

@@ -85,7 +85,7 @@ def sign(out: Path, key: Path | None, root: Path = ROOT) -> str:
     Raises:
         RefusedError: The files are not sound, or the key is not the committed one.
     """
-    files, _ = folder.read_release([out])
+    files = folder.read_release(out)
     version = require_sound(files)
     if key is None:
         return f"{version}: not signed, for no key was given (KEY=, or RELEASE_KEY in the environment)"

@@ -70,17 +70,20 @@ def verify_command(
 
     FILE is a folder with a whole release, or files beside their SHA256SUMS and SHA256SUMS.sig.
     """
-    from megatron_fixes.release.folder import left_out, read_release
+    from megatron_fixes.release.folder import left_out, read_files, read_release
     from megatron_fixes.release.signature import verify
     from megatron_fixes.release.verify import check
 
     if identity == "" or (identity and key is None):
         message = "got --identity with no name or without --key, expected a name in an allowed_signers file"
         raise UsageError(message, hint="Name the file with --key.")
-    files, chosen = read_release(paths)
+    folder = paths[0] if len(paths) == 1 and paths[0].is_dir() else None
+    files = read_release(folder) if folder else read_files(paths)
+    chosen = None if folder else {path.name for path in paths}
     signed = None if key is None else lambda sums, sidecar: verify(sums, sidecar, key, identity)
     report = check(files, signed, chosen=chosen, allow_unsigned=allow_unsigned)
-    report.unchecked += [f"{shown(name)}: not part of the release" for name in left_out(paths)]
+    if folder:
+        report.unchecked += [f"{shown(name)}: not part of the release" for name in left_out(folder)]
     if as_json:
         output.print_json(_to_json(report, sorted(files)))
     else:

@@ -18,27 +18,30 @@ from megatron_fixes.release.archive import MAX_BYTES
 from megatron_fixes.release.layout import SIGNATURE, SUMS, looks_like_ours
 
 
-def read_release(paths: Sequence[Path]) -> tuple[dict[str, bytes], set[str] | None]:
-    """Read what some paths name.
+def read_release(folder: Path) -> dict[str, bytes]:
+    """Read the whole release in a folder: content by name, without what ``left_out`` names.
 
-    Args:
-        paths: One folder, or files of one folder.
+    Raises:
+        UsageError: There is no such folder, it can't be read, or something else than a file has a name of a release's.
+    """
+    if not folder.is_dir():
+        raise UsageError("got no folder, expected one with the files of a release", context=str(folder))
+    found = sorted(path for path in folder.iterdir() if looks_like_ours(path.name))
+    if odd := next((path for path in found if not path.is_file() or path.is_symlink()), None):
+        raise UsageError(
+            "got a link or a folder under a name like a release's, expected files only",
+            context=str(odd),
+            hint="Take it away; what a tarball holds belongs into another, new folder.",
+        )
+    return {path.name: _read(path) for path in found}
 
-    Returns:
-        Content by name, without what ``left_out`` names; and the names that were asked for, None for the whole folder.
+
+def read_files(paths: Sequence[Path]) -> dict[str, bytes]:
+    """Read some files of one release, and the sums and the signature that lie beside them: content by name.
 
     Raises:
         UsageError: A path is not there or can't be read, or they lie in several folders.
     """
-    if len(paths) == 1 and paths[0].is_dir():
-        found = sorted(path for path in paths[0].iterdir() if looks_like_ours(path.name))
-        if odd := next((path for path in found if not path.is_file() or path.is_symlink()), None):
-            raise UsageError(
-                "got a link or a folder under a name like a release's, expected files only",
-                context=str(odd),
-                hint="Take it away; what a tarball holds belongs into another, new folder.",
-            )
-        return {path.name: _read(path) for path in found}, None
     if len({path.parent.resolve() for path in paths}) != 1:
         raise UsageError(
             "got files of several folders, expected one folder, or files beside their SHA256SUMS",
@@ -47,16 +50,12 @@ def read_release(paths: Sequence[Path]) -> tuple[dict[str, bytes], set[str] | No
         )
     names = {path.name for path in paths}
     beside = [paths[0].parent / name for name in (SUMS, SIGNATURE) if name not in names]
-    return {path.name: _read(path) for path in (*paths, *filter(Path.is_file, beside))}, names
+    return {path.name: _read(path) for path in (*paths, *filter(Path.is_file, beside))}
 
 
-def left_out(paths: Sequence[Path]) -> list[str]:
-    """What lies in the folder that some paths name and is not read, since nobody takes it for a release's file."""
-    if len(paths) != 1 or not paths[0].is_dir():
-        return []
-    return [
-        f"{path.name}{'/' * path.is_dir()}" for path in sorted(paths[0].iterdir()) if not looks_like_ours(path.name)
-    ]
+def left_out(folder: Path) -> list[str]:
+    """What lies in a folder and is not read with the release in it, since nobody takes it for a release's file."""
+    return [f"{path.name}{'/' * path.is_dir()}" for path in sorted(folder.iterdir()) if not looks_like_ours(path.name)]
 
 
 def read_regular(path: Path, limit: int, expected: str) -> bytes:
