@@ -219,7 +219,8 @@ def apply_command(
         committed = commit(target, plan.changes, plan.fixes, release=target.release)
         recovered = recovered or committed.recovered
         notes += committed.notes
-    with output.telling(f"{', '.join(patch.fix_id for patch in plan.patches)} applied to {where}" * bool(plan.changes)):
+    done = f"{', '.join(patch.fix_id for patch in plan.patches)} applied to {where}" if plan.changes else ""
+    with output.telling(done):
         if as_json:
             output.print_json(_to_json(target, plan, notes, recovered, dry_run=False))
         else:

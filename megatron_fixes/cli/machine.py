@@ -106,9 +106,11 @@ def _facts(machine: Machine) -> Iterator[tuple[str, str]]:
     for (name, capability, memory, mig), count in Counter(
         (device.name, device.capability, device.memory_bytes, device.mig) for device in machine.devices
     ).items():
-        words = [f"{count} x {name}", f"compute capability {capability}" * bool(capability)]
-        words += [f"{memory / _GIB:.1f} GiB" * bool(memory), "MIG" * bool(mig)]
-        yield "GPU", f"{', '.join(filter(None, words))}  ({machine.gpus.source})"
+        words = [f"{count} x {name}"]
+        words += [f"compute capability {capability}"] if capability else []
+        words += [f"{memory / _GIB:.1f} GiB"] if memory else []
+        words += ["MIG"] if mig else []
+        yield "GPU", f"{', '.join(words)}  ({machine.gpus.source})"
     if not machine.devices:
         same = machine.gpus.missing == machine.driver.missing
         yield "GPU", "none" if same else _told(machine.gpus)

@@ -55,7 +55,8 @@ def read_files(paths: Sequence[Path]) -> dict[str, bytes]:
 
 def left_out(folder: Path) -> list[str]:
     """What lies in a folder and is not read with the release in it, since nobody takes it for a release's file."""
-    return [f"{path.name}{'/' * path.is_dir()}" for path in sorted(folder.iterdir()) if not looks_like_ours(path.name)]
+    others = [path for path in sorted(folder.iterdir()) if not looks_like_ours(path.name)]
+    return [f"{path.name}/" if path.is_dir() else path.name for path in others]
 
 
 def read_regular(path: Path, limit: int, expected: str) -> bytes:
