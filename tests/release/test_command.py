@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,18 @@ from megatron_fixes.release import layout, signature
 
 from .conftest import LAYOUT, Released
 
+Verify = Callable[..., tuple[int, str, str]]
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    capsys.readouterr()
-    code = main(["verify", *map(str, arguments)])
-    return (code, *capsys.readouterr())
+
+@pytest.fixture
+def verify(capsys: pytest.CaptureFixture[str]) -> Verify:
+    """Run the command; what it ended with and said."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = main(["verify", *map(str, arguments)])
+        return (code, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture
@@ -28,60 +36,54 @@ def folder(released: Released, tmp_path: Path) -> Path:
     return Path(shutil.copytree(released.folder, tmp_path / "dist"))
 
 
-def test_a_signed_release_is_good(released: Released, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, released.folder, "--key", released.public)
+def test_a_signed_release_is_good(released: Released, verify: Verify) -> None:
+    code, out, _ = verify(released.folder, "--key", released.public)
     assert code == 0
     assert out.splitlines()[-1] == f"good: megatron-fixes {LAYOUT.version}, signed"
 
 
-def test_one_file_is_checked_with_the_sums_beside_it(
-    folder: Path, released: Released, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_file_is_checked_with_the_sums_beside_it(folder: Path, released: Released, verify: Verify) -> None:
     for name in (LAYOUT.sdist, LAYOUT.wheel, LAYOUT.sbom):
         (folder / name).unlink()
-    code, out, _ = run(capsys, folder / LAYOUT.patches, folder / LAYOUT.provenance, "--key", released.public)
+    code, out, _ = verify(folder / LAYOUT.patches, folder / LAYOUT.provenance, "--key", released.public)
     assert (code, "WRONG" in out) == (0, False)
-    code, out, _ = run(capsys, folder, "--key", released.public)
+    code, out, _ = verify(folder, "--key", released.public)
     assert (code, out.count("is missing")) == (1, 3)
 
 
-def test_a_changed_file_is_named_with_what_is_wrong(
-    folder: Path, released: Released, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_changed_file_is_named_with_what_is_wrong(folder: Path, released: Released, verify: Verify) -> None:
     with (folder / LAYOUT.wheel).open("ab") as file:
         file.write(b"\0")
-    code, out, _ = run(capsys, folder, "--key", released.public)
+    code, out, _ = verify(folder, "--key", released.public)
     assert code == 1
     (wrong,) = [line for line in out.splitlines() if line.startswith("WRONG")]
     assert wrong.startswith(f"WRONG     {LAYOUT.wheel}: got sha256 ")
     assert out.splitlines()[-1] == "do not use these files"
-    code, out, _ = run(capsys, folder, "--key", released.public, "--json")
+    code, out, _ = verify(folder, "--key", released.public, "--json")
     answer = json.loads(out)
     assert (code, answer["good"], [found["file"] for found in answer["findings"]]) == (1, False, [LAYOUT.wheel])
 
 
 @pytest.mark.parametrize("with_key", [True, False])
-def test_unsigned_is_repeated(
-    with_key: bool, folder: Path, released: Released, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unsigned_is_repeated(with_key: bool, folder: Path, released: Released, verify: Verify) -> None:
     (folder / layout.SIGNATURE).write_bytes(signature.UNSIGNED)
     key = ["--key", released.public] if with_key else []
-    code, out, _ = run(capsys, folder, *key)
+    code, out, _ = verify(folder, *key)
     assert (code, "UNSIGNED" in out) == (1, True)
-    code, out, _ = run(capsys, folder, *key, "--allow-unsigned")
+    code, out, _ = verify(folder, *key, "--allow-unsigned")
     assert (code, "UNSIGNED" in out.splitlines()[-1]) == (0, True)
-    code, out, _ = run(capsys, folder, *key, "--allow-unsigned", "--json")
+    code, out, _ = verify(folder, *key, "--allow-unsigned", "--json")
     assert (code, json.loads(out)["unsigned"], json.loads(out)["signer"]) == (0, True, None)
 
 
-def test_a_signed_release_without_a_key_is_not_good(released: Released, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, released.folder)
+def test_a_signed_release_without_a_key_is_not_good(released: Released, verify: Verify) -> None:
+    code, out, _ = verify(released.folder)
     assert (code, "no key was given" in out) == (1, True)
-    code, out, _ = run(capsys, released.folder, "--allow-unsigned")
+    code, out, _ = verify(released.folder, "--allow-unsigned")
     assert (code, "the signature was not checked" in out) == (0, True)
 
 
-def test_mistakes_are_the_users(folder: Path, released: Released, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_the_users(folder: Path, released: Released, verify: Verify) -> None:
     for arguments in (
         [],
         [folder / "none"],
@@ -91,49 +93,47 @@ def test_mistakes_are_the_users(folder: Path, released: Released, capsys: pytest
         [released.folder, "--key", released.public, "--identity", ""],
         [released.folder, "--identity", "me"],
     ):
-        code, _, err = run(capsys, *arguments)
+        code, _, err = verify(*arguments)
         assert (code, "error: got" in err or "missing argument" in err) == (2, True), arguments
 
 
-def test_a_name_in_an_allowed_signers_file_is_asked_for(
-    released: Released, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_name_in_an_allowed_signers_file_is_asked_for(released: Released, verify: Verify, tmp_path: Path) -> None:
     file = tmp_path / "allowed_signers"
     file.write_text(f"me@example.invalid {released.public.read_text()}", encoding="utf-8")
-    assert run(capsys, released.folder, "--key", file)[0] == 1
-    assert run(capsys, released.folder, "--key", file, "--identity", "me@example.invalid")[0] == 0
+    assert verify(released.folder, "--key", file)[0] == 1
+    assert verify(released.folder, "--key", file, "--identity", "me@example.invalid")[0] == 0
 
 
 @pytest.mark.timeout(60)
-def test_a_fifo_is_not_waited_for(folder: Path, released: Released, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fifo_is_not_waited_for(folder: Path, released: Released, verify: Verify) -> None:
     os.mkfifo(folder / "fifo")
     for arguments in ([folder / "fifo"], [released.folder, "--key", folder / "fifo"]):
-        code, _, err = run(capsys, *arguments)
+        code, _, err = verify(*arguments)
         assert (code, "got a fifo or a device" in err) == (2, True), err
 
 
-def test_a_link_in_a_release_is_refused(folder: Path, released: Released, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_link_in_a_release_is_refused(folder: Path, released: Released, verify: Verify) -> None:
     (folder / LAYOUT.sbom).unlink()
     (folder / LAYOUT.sbom).symlink_to(released.folder / LAYOUT.sbom)
-    assert run(capsys, folder, "--key", released.public)[0] == 2
+    assert verify(folder, "--key", released.public)[0] == 2
 
 
 def test_what_is_no_part_of_a_release_is_named_and_not_called_good(
-    folder: Path, released: Released, capsys: pytest.CaptureFixture[str]
+    folder: Path, released: Released, verify: Verify
 ) -> None:
     for name in ("key.pub", "signers", "a\x1b[2Jb", "notes.txt"):
         (folder / name).write_text("x", encoding="utf-8")
     os.mkfifo(folder / "fifo")
     (folder / "checked").mkdir()
     (folder / "link").symlink_to("/dev/zero")
-    code, out, _ = run(capsys, folder, "--key", released.public)
+    code, out, _ = verify(folder, "--key", released.public)
     assert (code, "WRONG" in out, "\x1b[2J" in out) == (0, False, False)
     said = [line for line in out.splitlines() if line.startswith("left out")]
     assert len(said) == 7 and all(line.endswith(": not part of the release") for line in said)
     assert "left out  checked/: not part of the release" in said
-    code, out, _ = run(capsys, folder, "--key", released.public, "--json")
+    code, out, _ = verify(folder, "--key", released.public, "--json")
     assert (code, json.loads(out)["files"]) == (0, sorted(LAYOUT.files))
-    assert run(capsys, folder / "key.pub", "--key", released.public)[0] == 1  # who asks for it gets an answer
+    assert verify(folder / "key.pub", "--key", released.public)[0] == 1  # who asks for it gets an answer
 
 
 LIKE_OURS = (
@@ -144,27 +144,25 @@ LIKE_OURS = (
 
 @pytest.mark.parametrize("name", LIKE_OURS)
 def test_what_could_be_taken_for_a_part_of_it_is_wrong(
-    name: str, folder: Path, released: Released, capsys: pytest.CaptureFixture[str]
+    name: str, folder: Path, released: Released, verify: Verify
 ) -> None:
     (folder / name).write_bytes(released.files[LAYOUT.wheel])
-    code, out, _ = run(capsys, folder, "--key", released.public)
+    code, out, _ = verify(folder, "--key", released.public)
     assert (code, out.count("WRONG"), "is not listed in SHA256SUMS" in out) == (1, 1, True)
 
 
-def test_a_folder_under_a_name_like_ours_is_refused(
-    folder: Path, released: Released, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_under_a_name_like_ours_is_refused(folder: Path, released: Released, verify: Verify) -> None:
     (folder / LAYOUT.root).mkdir()
-    code, _, err = run(capsys, folder, "--key", released.public)
+    code, _, err = verify(folder, "--key", released.public)
     assert (code, "got a link or a folder under a name" in err) == (2, True)
 
 
 def test_a_bundle_of_sigstore_is_said_to_be_left_out_and_stands_for_no_signature(
-    folder: Path, released: Released, capsys: pytest.CaptureFixture[str]
+    folder: Path, released: Released, verify: Verify
 ) -> None:
     (folder / layout.KEYLESS).write_text("{}", encoding="utf-8")
-    code, out, _ = run(capsys, folder, "--key", released.public)
+    code, out, _ = verify(folder, "--key", released.public)
     assert code == 0
     assert f"left out  {layout.KEYLESS}: sigstore checks it" in out
     (folder / layout.SIGNATURE).unlink()
-    assert run(capsys, folder, "--key", released.public)[0] == 1
+    assert verify(folder, "--key", released.public)[0] == 1
