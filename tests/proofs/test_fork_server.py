@@ -2,7 +2,8 @@
 """A parent that a server forked is as one of its own: nothing of another tree is in it, and it ends as it should.
 
 A small tree stands for a release: its ``megatron.core`` can't be imported, and the reason that it gives is what it
-found in its process. Real servers, no ranks; what ranks do in such a parent is what ``tests/fixes`` is about.
+found in its process. Real servers, no ranks; what ranks do in such a parent is what ``tests/fixes`` is about. A driver
+in C, whose NVML counts two GPUs, shows a torch that is built for CUDA what it would see on a GPU node.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +32,25 @@ raise ImportError(json.dumps({
     "cwd": os.getcwd(), "temporary": tempfile.gettempdir(), "path": sys.path, "file": __file__, "server": os.getppid(),
     "finders": [type(finder).__module__ for finder in sys.meta_path], "shim": torch.cuda.current_device.__module__,
 }))
+"""
+# What torch's CUDA runtime asks first. torch loads libcuda when it is imported; what no fork survives is cuInit.
+DRIVER = """
+#include <stdio.h>
+#include <string.h>
+int nvmlInit(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+int cuInit(unsigned flags) { puts("cuInit"); return fflush(stdout), 100; }
+static int version(int *number) { *number = 13000; return 0; }
+static int refuse(void) { return 100; }
+int cuGetProcAddress(const char *name, void **found, int version_, unsigned long long flags, int *status) {
+  *found = !strcmp(name, "cuInit") ? (void *)cuInit : !strcmp(name, "cuDriverGetVersion") ? (void *)version
+    : !strcmp(name, "cuGetProcAddress") ? (void *)cuGetProcAddress : (void *)refuse;
+  if (status) *status = 0;
+  return 0;
+}
+int cuGetProcAddress_v2(const char *name, void **found, int version_, unsigned long long flags, int *status) {
+  return cuGetProcAddress(name, found, version_, flags, status);
+}
 """
 
 
@@ -67,7 +88,20 @@ def gone(pid: int) -> bool:
     return not alive(pid)
 
 
-def test_a_server_has_nothing_of_megatron_and_is_not_changed() -> None:
+@pytest.fixture
+def driver(tmp_path: Path) -> Path:
+    """A folder with the libraries of a driver."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    (tmp_path / "driver.c").write_text(DRIVER)
+    for library in ("libnvidia-ml.so.1", "libcuda.so.1"):
+        command = [compiler, "-shared", "-fPIC", "-o", str(tmp_path / library), str(tmp_path / "driver.c")]
+        subprocess.run(command, check=True, timeout=60)
+    return tmp_path
+
+
+def test_a_server_has_nothing_of_megatron_and_is_not_changed(driver: Path) -> None:
     program = """
 import gc, sys, threading
 from megatron_fixes.proofs import fork_server
@@ -78,9 +112,16 @@ print([name for name in sys.modules if name.partition(".")[0] == "megatron"],
       [name for name in sys.modules if name.startswith(("megatron_fixes.auto", "megatron_fixes.proofs.mf"))],
       torch.cuda.current_device.__module__, _get_current_function_mode_stack(), threading.active_count(),
       gc.isenabled(), torch.cuda.is_initialized(), "torch._dynamo" in sys.modules, sep="; ")
+print("for CUDA" if torch.version.cuda else "for CPUs")
+if torch.version.cuda:
+    print(torch.cuda.device_count(), "GPUs", flush=True)
+    torch._C._cuda_getDeviceCount()
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=120)
-    assert done.stdout == "[]; []; torch.cuda; []; 1; True; False; True\n", done.stderr
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(driver), "CUDA_VISIBLE_DEVICES": "0,1"}
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    clean = "[]; []; torch.cuda; []; 1; True; False; True\n"
+    assert done.stdout in (f"{clean}for CPUs\n", f"{clean}for CUDA\n2 GPUs\ncuInit\n"), done.stderr
 
 
 def test_collections_are_on_again_after_an_import_even_one_that_failed(tmp_path: Path) -> None:
