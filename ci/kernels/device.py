@@ -4,7 +4,9 @@
 Each rank compiles with the NVRTC that torch brings, loads the machine code by the driver's API into torch's own
 context, launches it on torch's current stream, and compares with the CPU's result to the last bit; then the results of
 all ranks are added by NCCL and compared again. Rank 0 prints one JSON line a precision: ``same``, or ``differs`` with
-the reason. A precision that the compiler refuses for this GPU is ``refused``. The machine's settings are left alone.
+the reason. What the compiler does not compile is ``refused``, with its message: whether that is a refusal of this GPU,
+the caller tells. A rank that is not done after ``DEADLINE_S`` ends by its alarm, whatever it waits for. The machine's
+settings are left alone.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,9 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m
 WARPS = 4096
 LANES = 32
 THREADS = 256
+DEVICE = "cuda"
+# From the imports on; it takes some 20 s. NCCL has no limit of its own for making a communicator.
+DEADLINE_S = 120
 
 
 class Kernel:
@@ -70,12 +76,13 @@ def expected(rank: int, dtype: torch.dtype) -> torch.Tensor:
 def outcome(nvrtc: Nvrtc, architecture: str, precision: str, rank: int, ranks: int) -> dict[str, str]:
     """Compile, run, compare, reduce, compare. Every rank comes to the reduction, whatever it has seen."""
     compiled = nvrtc.compile(SOURCE, architecture, f"PRECISION_{precision.upper()}")
-    if not compiled.cubin:
-        return {"outcome": "refused", "said": compiled.said}
-    sums = torch.full((WARPS,), float("nan"), device="cuda")
-    Kernel(compiled.cubin, "warp_sum").launch(inputs(rank).cuda(), sums)
+    sums = torch.full((WARPS,), float("nan"), device=DEVICE)
+    if compiled.cubin:
+        Kernel(compiled.cubin, "warp_sum").launch(inputs(rank).to(DEVICE), sums)
     alone = torch.equal(sums.cpu(), expected(rank, DTYPES[precision]))
     dist.all_reduce(sums)
+    if not compiled.cubin:
+        return {"outcome": "refused", "said": compiled.said}
     total = torch.stack([expected(other, DTYPES[precision]) for other in range(ranks)]).sum(0)
     if not alone:
         return {"outcome": "differs", "said": f"rank {rank}'s sums are not the CPU's"}
@@ -86,9 +93,10 @@ def outcome(nvrtc: Nvrtc, architecture: str, precision: str, rank: int, ranks: i
 
 def main() -> None:
     """Run every precision and print what was seen."""
+    signal.alarm(DEADLINE_S)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    torch.zeros(1, device="cuda")  # torch's context is current from here on
+    torch.zeros(1, device=DEVICE)  # torch's context is current from here on
     dist.init_process_group("nccl")
     major = str(torch.version.cuda).partition(".")[0]
     nvrtc = Nvrtc(Path(torch.__file__).parents[1], os.environ.get("CUDA_HOME", "/usr/local/cuda"), major)
