@@ -136,6 +136,25 @@ TRAPS = (
         """,
     ),
     Trap(
+        "TransformerEngine that asks for a newer CUDA than torch's",
+        "transformer-engine-newer-than-cuda",
+        "TransformerEngine",
+        """
+        CUDA 11.8 makes code for Hopper, FP8 included, and torch runs there. TransformerEngine asks for more
+        from 1.10 on. A job that does without it runs, so this stops nothing.
+        """,
+    ),
+    Trap(
+        "NCCL from before the chip",
+        "nccl-older-than-blackwell",
+        "NCCL",
+        """
+        Torch may be built against, or made to load, an older NCCL than that of its own wheel. With a chip that
+        it does not know it may work for a while: in the report that the answer leads to, on 8 nodes but not on
+        10. This stops nothing.
+        """,
+    ),
+    Trap(
         "A container without NVML",
         "container-without-nvml",
         "driver",

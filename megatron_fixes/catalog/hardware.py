@@ -28,6 +28,7 @@ Precision = Literal["bf16", "fp16", "fp8"]
 Status = Literal["ran", "compiled", "derived", "unsupported"]
 Address = Annotated[str, msgspec.Meta(pattern=r"^https://\S+$")]
 Requirement = Annotated[str, msgspec.Meta(pattern=r"^nvidia-cuda-[a-z0-9-]+==\d+(\.\d+)+$")]
+Numbers = Annotated[str, msgspec.Meta(pattern=r"^\d+(\.\d+)*$")]
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 FIELDS: dict[Status, tuple[str, ...]] = {
@@ -38,10 +39,30 @@ FIELDS: dict[Status, tuple[str, ...]] = {
 }
 
 
-class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A row: one compute capability, such as ``sm_90``, with GPUs that have it."""
+class Least(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The least version of something, and who says so."""
+
+    least: Numbers
+    source: Address
+
+
+class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A row: one compute capability, such as ``sm_90``, with GPUs that have it.
+
+    Attributes:
+        nccl: The NCCL that its maintainers support it from; None where they name none.
+    """
 
     gpus: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    source: Address
+    nccl: Least | None = None
+
+
+class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The least CUDA version that a range of versions of TransformerEngine asks for."""
+
+    versions: Annotated[str, msgspec.Meta(pattern=r"^[<>]=?[\d.]+(,[<>]=?[\d.]+)*$")]
+    cuda: Annotated[str, msgspec.Meta(pattern=r"^\d+\.\d+$")]
     source: Address
 
 
@@ -58,7 +79,7 @@ class Cuda(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     nvrtc: Requirement
     runtime: Requirement
-    minimum_driver: Annotated[str, msgspec.Meta(pattern=r"^\d+(\.\d+)*$")]
+    minimum_driver: Numbers
     torch: Annotated[tuple[Annotated[str, msgspec.Meta(pattern=r"^\d+\.\d+$")], ...], msgspec.Meta(min_length=1)]
     source: Annotated[tuple[Address, ...], msgspec.Meta(min_length=1)]
 

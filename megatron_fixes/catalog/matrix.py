@@ -88,6 +88,7 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     architectures: dict[Annotated[str, msgspec.Meta(pattern=r"^sm_\d+$")], hardware.Architecture] = {}
     cuda: dict[Annotated[str, msgspec.Meta(pattern=r"^\d+\.\d+$")], hardware.Cuda] = {}
     gpus: hardware.Cells = {}
+    transformer_engine: tuple[hardware.Engine, ...] = ()
 
     def lines(self) -> dict[str, tuple[str, ...]]:
         """Line to its releases, both in order of version."""

@@ -11,6 +11,7 @@ torch was built with, or torch has no code that any GPU of the node runs. All el
 * A node with a second kind of GPU, such as one for a display, is judged kind by kind.
 * A version, or an entry of torch's list, that can't be read decides nothing: what it would decide is unknown.
 * ``2.6.0a0+ecf3bae40a.nv25.01`` is somebody's own build of what became 2.6.0, not older than it.
+* TransformerEngine is held against torch's CUDA, NCCL against the GPU: where they don't fit a job may do without them.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ def judge(machine: Machine, matrix: Matrix) -> tuple[Finding, ...]:
             f"there is none to hold against the GPUs ({machine.torch.missing}); run this with the job's interpreter"
         )
         findings = [Finding("torch", "unknown", sentence)]
+    findings += [*_engine(machine, matrix), *_nccl(machine, matrix)]
     return (*_refusal(machine), *findings, *_mig(machine), *_kinds(machine), *_container(machine), *_nvcc(machine))
 
 
@@ -245,6 +247,38 @@ def _torch(machine: Machine, matrix: Matrix) -> Iterator[Finding]:
             f"{machine.torch.value} for CUDA {machine.torch_cuda.value} is no official wheel but a build of its own"
         )
         yield Finding("torch", "note", sentence, column.source[-1])
+
+
+def _engine(machine: Machine, matrix: Matrix) -> Iterator[Finding]:
+    """TransformerEngine against the CUDA version that torch was built with. A job without it runs all the same."""
+    got, cuda = machine.transformer_engine.value, _parsed(machine.torch_cuda.value)
+    if not got or cuda is None:
+        return
+    if (version := _parsed(got)) is None:
+        yield Finding("TransformerEngine", "unknown", f"got {got}, which can't be read as a version")
+        return
+    for asked in matrix.transformer_engine:
+        if not SpecifierSet(asked.versions).contains(version.base_version):
+            continue
+        if cuda >= Version(asked.cuda):
+            sentence = f"got {got}, which asks for CUDA {asked.cuda} or later, and torch has {cuda}"
+            yield Finding("TransformerEngine", "fits", sentence, asked.source)
+        else:
+            sentence = f"got {got} with torch for CUDA {cuda}, expected CUDA {asked.cuda} or later"
+            todo = f"take a build of torch for CUDA {asked.cuda} or later, or train without TransformerEngine"
+            yield Finding("TransformerEngine", "unfit", sentence, asked.source, todo)
+
+
+def _nccl(machine: Machine, matrix: Matrix) -> Iterator[Finding]:
+    """NCCL against the GPUs for which its maintainers name a least version. One GPU alone needs none."""
+    got = _parsed(machine.nccl.value)
+    kinds = {device_capability(device, matrix) for device in machine.devices} - {None}
+    for name in sorted(_architecture(kind) for kind in kinds):
+        row = matrix.architectures.get(name)
+        if got and row and row.nccl and got < Version(row.nccl.least):
+            sentence = f"got {got}, expected {row.nccl.least} or later for {name}"
+            todo = f"install NCCL {row.nccl.least} or later"
+            yield Finding("NCCL", "unfit", sentence, row.nccl.source, todo)
 
 
 def _mig(machine: Machine) -> Iterator[Finding]:

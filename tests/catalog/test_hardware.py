@@ -49,6 +49,9 @@ def test_every_architecture_has_a_cell_for_every_cuda_version_and_precision() ->
         ("nvrtc: nvidia-cuda-nvrtc-cu11==11.8.89", "nvrtc: nvidia-cuda-nvrtc-cu11", "nvrtc"),
         ('minimum_driver: "450.80.02"', 'minimum_driver: ">=450"', "minimum_driver"),
         ("gpus: [A100]", "gpus: []", "gpus"),
+        ('least: "2.25.1"', 'least: ">=2.25"', "nccl"),
+        ('versions: "<1.10"', "versions: old", "versions"),
+        ('versions: "<1.10", cuda: "11.8"', 'versions: "<1.10", cuda: "11"', "cuda"),
         ('requires_torch: ""', 'requires_torch: "torch>=2"', "requires_torch"),
     ],
 )
@@ -94,6 +97,11 @@ def test_the_nine_cells_of_a100_h100_and_l4_are_the_corrected_ones(
 
 def test_hopper_on_11_8_says_what_limits_fp8() -> None:
     assert "TransformerEngine 2 needs CUDA 12.1" in MATRIX.gpus["sm_90"]["11.8"]["fp8"].note
+
+
+def test_every_version_of_transformer_engine_asks_for_one_least_cuda_version() -> None:
+    for version in ("0.1.0", "1.9.0", "1.10", "1.14.1", "2.0", "3.0"):
+        assert sum(SpecifierSet(asked.versions).contains(version) for asked in MATRIX.transformer_engine) == 1, version
 
 
 def test_every_cuda_version_compiles_every_precision_somewhere_so_that_a_spoilt_source_is_no_refusal() -> None:

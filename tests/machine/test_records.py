@@ -114,6 +114,17 @@ ANSWERS = {
         "untested", (("fits", "sm_103 runs torch's code for sm_100"), ("untested", "the matrix has no row for sm_103"))
     ),
     "column-that-is-not-there": Answer("untested", (("untested", "the matrix has no column for CUDA 12.9"),)),
+    "transformer-engine-newer-than-cuda": Answer(
+        "unfit",
+        (
+            ("unfit", "TransformerEngine: got 2.3.0 with torch for CUDA 11.8, expected CUDA 12.1 or later"),
+            ("fits", "NVIDIA H200: sm_90 runs torch's code for sm_90"),
+        ),
+    ),
+    "nccl-older-than-blackwell": Answer(
+        "unfit",
+        (("unfit", "NCCL: got 2.21.5, expected 2.25.1 or later for sm_100"), ("fits", "sm_100 runs torch's code")),
+    ),
     "code-not-known": Answer("unknown", (("unknown", "what torch has code for is not known"),)),
 }
 
@@ -166,7 +177,7 @@ def test_what_does_not_fit_says_what_was_got_and_what_to_do(name: str) -> None:
     for finding in findings(name):
         if finding.stops:
             assert finding.verdict == "unfit"
-        if finding.stops or finding.subject in ("torch", "megatron-core", "driver"):
+        if finding.stops or finding.subject in ("torch", "megatron-core", "driver", "TransformerEngine", "NCCL"):
             assert finding.verdict != "unfit" or (finding.todo and "got " in finding.sentence), finding.line
         assert finding.source == "" or finding.source.startswith("https://")
 
@@ -241,6 +252,44 @@ def test_a_rocm_build_is_told_as_such() -> None:
 def test_an_nvcc_of_torchs_own_version_is_not_worth_a_word(nvcc: str, told: int) -> None:
     machine = msgspec.structs.replace(record("h200"), nvcc=Reading(nvcc, "/usr/local/cuda/bin/nvcc"))
     assert len([finding for finding in judge(machine, MATRIX) if finding.subject == "nvcc"]) == told
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "verdict"),
+    [
+        ("0.9.0", "11.8", "fits"),
+        ("1.9.0.post1", "11.8", "fits"),
+        ("1.9.0", "11.7", "unfit"),
+        ("1.10.0", "11.8", "unfit"),
+        ("1.13.0", "12.0", "fits"),
+        ("1.14.0+1f8fd2e", "11.8", "unfit"),
+        ("2.0.0.dev0", "12.0", "unfit"),
+        ("2.1.0", "12.1", "fits"),
+        ("2.20.2", "13.0", "fits"),
+        ("of mine", "11.8", "unknown"),
+        ("2.1.0", "13.x", ""),
+    ],
+)
+def test_transformer_engine_is_held_against_torchs_cuda_and_stops_nothing(
+    version: str, cuda: str, verdict: str
+) -> None:
+    machine = msgspec.structs.replace(changed("h200", torch_cuda=cuda), transformer_engine=Reading(version, "metadata"))
+    assert said(machine, "TransformerEngine") == ([(verdict, False)] if verdict else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "unfit"),
+    [
+        ("nccl-older-than-blackwell", "2.25.1", False),
+        ("nccl-older-than-blackwell", "2.24.3", True),
+        ("nccl-older-than-blackwell", "of mine", False),
+        ("h200", "2.21.5", False),
+    ],
+)
+def test_nccl_is_held_against_the_gpus_that_its_maintainers_name_a_least_version_for(
+    name: str, version: str, unfit: bool
+) -> None:
+    assert said(changed(name, nccl=version), "NCCL") == ([("unfit", False)] if unfit else [])
 
 
 def said(machine: Machine, subject: str) -> list[tuple[str, bool]]:
