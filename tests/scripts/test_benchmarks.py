@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark of the commands runs and says what it measured; how long anything takes is not looked at."""
+"""Benchmarks run and say what they measured; how long anything takes is not looked at."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 
 from megatron_fixes import catalog
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "run.py"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+SCRIPT = BENCHMARKS / "run.py"
 
 
 @pytest.mark.usefixtures("release_tree")
@@ -31,3 +32,12 @@ def test_one_command_measures_all_commands_of_a_release() -> None:
         assert row["ratio"] == pytest.approx(row["ms"] / row["beside_ms"], rel=0.05)
     planning, writing, both = found["in_process_ms"].values()
     assert planning > 0 and writing > 0 and both == pytest.approx(planning + writing, abs=0.2)
+
+
+def test_what_the_look_at_the_machine_costs_is_measured_by_one_command() -> None:
+    command = [sys.executable, BENCHMARKS / "machine_cost.py", "--rounds", "2", "--markdown"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert [row.split("|")[1].split(",")[0].strip() for row in done.stdout.splitlines()[4:]] == ["apply"] * 2 + [
+        "overlay"
+    ] * 4
