@@ -27,6 +27,7 @@ PROOFS = "fixes"
 MAY_BE_SKIPPED = re.compile(
     r"needs \d+ CUDA devices?, found \d+|there is CUDA here|needs /dev/full"
     r"|this system lets nobody mount a file system of his own|only root can give .*"
+    r"|needs unshare, and leave to make a network namespace"
 )
 
 
