@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
 import shutil
@@ -39,6 +40,54 @@ def test_two_builds_with_nothing_in_common_but_the_commit_are_the_same(repositor
         (published / name).write_text("Not built.\n", encoding="utf-8")
     left_out = sorted({*beside, layout.SIGNATURE} - {"key.pub"})
     assert REPRODUCE.reproduce(repository, LAYOUT.version, published) == ([], left_out)
+
+
+def test_the_other_build_has_another_date_in_every_way_to_ask_for_it_and_in_its_children() -> None:
+    asked = (
+        "import datetime as d, subprocess, sys, time\n"
+        "now = d.datetime\n"
+        "days = [time.strftime('%Y-%m-%d', w) for w in (time.gmtime(), time.localtime(), time.gmtime(time.time()))]\n"
+        "days += [time.strftime('%Y-%m-%d'), time.strftime('%Y-%m-%d', time.gmtime(time.time_ns() / 1e9))]\n"
+        "days += [time.strftime('%Y-%m-%d', time.strptime(said)) for said in (time.ctime(), time.asctime())]\n"
+        "days += [str(d.date.today()), *(str(w.date()) for w in (now.now(), now.today(), now.now(d.timezone.utc)))]\n"
+        "print(*days)\n"
+        "if len(sys.argv) == 1: subprocess.run([sys.executable, '-c', open(0).read(), 'child'], env={'TZ': 'UTC'})\n"
+    )
+    environment = {"PYTHONPATH": str(REPRODUCE.ANOTHER_DAY), "TZ": "UTC", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", asked]
+    done = subprocess.run(command, input=asked, env=environment, capture_output=True, text=True, check=True)
+    today = datetime.datetime.now(datetime.timezone.utc).date()
+    expected = {str(today + datetime.timedelta(days=REPRODUCE.AHEAD_DAYS - ago)) for ago in (0, 1)}
+    found = [set(line.split()) for line in done.stdout.splitlines()]
+    assert len(found) == 2 and all(len(days) == 1 and days <= expected for days in found), done.stdout
+
+
+def test_a_build_whose_date_was_not_moved_is_refused(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(REPRODUCE, "ANOTHER_DAY", tmp_path)
+    with pytest.raises(RefusedError, match="got a date 0 days ahead for the other build, expected 400"):
+        REPRODUCE.build_under(repository, LAYOUT.version, tmp_path, REPRODUCE.other_conditions())
+
+
+@pytest.mark.parametrize(
+    ("listed", "locale"),
+    [
+        ("C\nC.utf8\nPOSIX\n", "C"),
+        ("C\nen_US.utf8\nde_DE\ntr_TR\n", "en_US.utf8"),
+        ("C\nde_DE.utf8\ntr_TR.utf8\n", "tr_TR.utf8"),
+        (None, "C"),
+    ],
+)
+def test_the_other_build_has_a_locale_that_is_there(
+    listed: str | None, locale: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if listed is not None:
+        (tmp_path / "locale").write_text(f"#!/bin/sh\nprintf '{listed}'\n", encoding="utf-8")
+        (tmp_path / "locale").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert REPRODUCE.other_locale() == locale
+    assert dict(REPRODUCE.other_conditions().variables)["LC_ALL"] == locale
 
 
 def test_the_first_differing_byte_is_named(released: Released) -> None:
