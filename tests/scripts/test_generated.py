@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a maintainer runs after a change to the matrix tells a mistake in it as an error, and writes nothing."""
+"""Generated files are what would be generated; a mistake in the matrix is told as an error, and nothing is written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.loading import ROOT
+from tests.loading import ROOT, load_program
+
+GENERATORS = load_program("scripts/release_dist.py").GENERATORS
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_every_generated_file_of_this_tree_is_what_would_be_written(name: str) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / name), "--check"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"scripts/{name} --check says:\n{done.stdout}{done.stderr}"
 
 
 @pytest.fixture(scope="module")
