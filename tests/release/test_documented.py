@@ -129,6 +129,28 @@ def test_an_unpacked_file_is_held_against_the_manifest(name: str, folder: Path) 
     assert not good and "NOTICE: FAILED" in said
 
 
+@pytest.mark.parametrize(
+    ("said", "possible", "offline"),
+    [
+        ("ci/try_release: good, without network\n", True, True),
+        ("ci/try_release: good, without network, UNSIGNED\n", True, True),
+        ("ci/try_release: NOT offline: this system\nci/try_release: good\n", False, False),
+        ("ci/try_release: NOT offline: this system\nci/try_release: good\n", True, None),
+        ("ci/try_release: good\n", True, None),
+        ("", False, None),
+    ],
+)
+def test_a_rehearsal_counts_only_without_network_where_that_is_possible(
+    said: str, possible: bool, offline: bool | None
+) -> None:
+    rehearsal = load_program("ci/release_rehearsal")
+    if offline is None:
+        with pytest.raises(rehearsal.Stopped, match="expected a good run without network"):
+            rehearsal.without_network(said, possible=possible)
+    else:
+        assert rehearsal.without_network(said, possible=possible) == offline
+
+
 def test_a_release_is_tried_with_the_documented_commands() -> None:
     documented = load_program("ci/try_release").documented
     assert documented(LAYOUT.version, signed=True) == commands("releasing")
