@@ -62,7 +62,9 @@ if __name__ == "__main__":
     torch.multiprocessing.spawn(run, (free_port, results), nprocs=2)
     by_rank = dict(results.get() for _ in range(2))
     ways = ["hooks", "start_grad_sync"]
-    print("observed: mean gradient in the step after the aborted one:", end=" ")
-    print("; ".join(f"rank {r}, {way}: {got}" for r in (0, 1) for way, got in zip(ways, by_rank[r], strict=True)))
+    print("observed: mean gradient in the step after the aborted one")
+    for r in (0, 1):
+        for way, got in zip(ways, by_rank[r], strict=True):
+            print(f"  rank {r}, {way}: {got}")
     print("expected: 1.5 on both ranks, both ways")
     sys.exit(any(got != "1.5" for seen in by_rank.values() for got in seen))

@@ -42,7 +42,7 @@ def mean_gradient(ddp, rank, passes):
             ddp(torch.full((1, 4), float(rank + 1)), passes > 0).sum().backward()
         ddp.finish_grad_sync()
     except (AssertionError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}".removesuffix(": ")
     return f"{ddp.module.one.weight.main_grad[0, 0].item():g}" if passes else "-"
 
 
@@ -75,7 +75,9 @@ if __name__ == "__main__":
     results = torch.multiprocessing.get_context("spawn").SimpleQueue()
     torch.multiprocessing.spawn(run, (free_port, results), nprocs=2)
     by_rank = dict(results.get() for _ in range(2))
-    cells = [f"rank {r}, {loop}: {' | '.join(by_rank[r][loop])}" for r in (0, 1) for loop in LOOPS]
-    print("observed: mean gradients:", "; ".join(cells))
+    print("observed: mean gradients, batch | batch | ...")
+    for rank in (0, 1):
+        for loop in LOOPS:
+            print(f"  rank {rank}, {loop}: {' | '.join(by_rank[rank][loop])}")
     print("expected: 3 | 3 | 4.5, or an error that says why not | 1.5 on both ranks; - | 1.5 | 1.5 on both ranks")
     sys.exit(not all(right(loop, by_rank[rank][loop]) for rank in (0, 1) for loop in LOOPS))

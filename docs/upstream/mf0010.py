@@ -50,6 +50,8 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as rendezvous:
         torch.multiprocessing.spawn(run, (rendezvous, results), nprocs=4)
     by_rank = dict(results.get() for _ in range(4))
-    print("observed:", "; ".join(f"rank {rank}: {', '.join(by_rank[rank]) or 'nothing wrong'}" for rank in range(4)))
+    print("observed: what is wrong in the new layout")
+    for rank in range(4):
+        print(f"  rank {rank}: {'; '.join(by_rank[rank]) or 'nothing wrong'}")
     print("expected: nothing wrong on any rank")
     sys.exit(any(by_rank.values()))

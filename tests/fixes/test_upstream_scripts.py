@@ -23,8 +23,7 @@ OPEN = REPORTS.with_script(CATALOG)
 RUNNABLE = [fix_id for fix_id in OPEN if REPORTS.NEEDS_GPU not in REPORTS.script_of(fix_id).read_text("utf-8")]
 
 
-def test_every_script_has_a_report_and_belongs_to_an_open_defect() -> None:
-    assert REPORTS.main(["--check"]) == 0
+def test_every_script_belongs_to_an_open_defect() -> None:
     assert [path.stem.upper() for path in sorted(REPORTS.SCRIPTS.glob("mf*.py"))] == OPEN
     assert len(RUNNABLE) >= len(OPEN) - 1
 
