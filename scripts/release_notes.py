@@ -102,7 +102,7 @@ def notes(catalog: Catalog, version: str, log: str, *, signed: bool) -> str:
         "These change training in a debatable way, so `all` leaves them out (`--only` puts them in):\n",
         "\n".join(gated) or "None.",
         "\n## What changed\n",
-        section.body.replace("\n### ", "\n#### ").removeprefix("### ").strip(),
+        section.body.strip(),
         "\n## Check this download\n",
         *([] if signed else [UNSIGNED]),
         check,
