@@ -31,7 +31,7 @@ NUMERICS = {
 MEANS = {
     "gloo": "real process groups on CPU",
     "recorder": "happens-before recorder on CPU",
-    "nccl-h200": "two NVIDIA H200",
+    "nccl-h200": "NVIDIA H200, with NCCL where there are several ranks",
     "untested": "not tested",
 }
 

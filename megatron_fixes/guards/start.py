@@ -72,7 +72,8 @@ def _put_in(settings: config.GuardSettings) -> None:
         import wrapt
     except ImportError as error:
         raise UsageError(
-            "got no wrapt, which the guards need", hint="Install megatron-fixes with its extra: megatron-fixes[guards]."
+            "got no wrapt, which the guards need",
+            hint="Install it with the guards, from a clone of this project: pip install '.[guards]'.",
         ) from error
     if (module := sys.modules.get(TRIGGER)) is not None:
         if getattr(module.__spec__, "_initializing", False):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from megatron_fixes.errors import UsageError, nearest
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from megatron_fixes.catalog.matrix import Matrix
+
+_ID = re.compile(r"MF\d{4}", re.IGNORECASE)
 
 
 def id_of(name: str, slugs: Mapping[str, str]) -> str:
@@ -28,7 +31,12 @@ def id_of(name: str, slugs: Mapping[str, str]) -> str:
 
 
 def did_you_mean(name: str, slugs: Mapping[str, str], *others: str) -> str:
-    """A question that names the nearest id, slug, or other word; empty if none is near."""
+    """A question that names the nearest id, slug, or other word; empty if none is near.
+
+    A whole id is no misspelt one: numbers are left out, and the next one is another fix.
+    """
+    if _ID.fullmatch(name.strip()):
+        return ""
     near = nearest(name, (*others, *slugs, *slugs.values()))
     return f"did you mean {near}?" if near else ""
 
@@ -43,7 +51,8 @@ def known_fixes(matrix: Matrix, names: Iterable[str]) -> tuple[str, ...]:
     found = {id_of(name, slugs): name for name in names}
     unknown = [name for fix_id, name in found.items() if fix_id not in slugs]
     if unknown:
-        near = did_you_mean(unknown[0], slugs) or f"name some of {', '.join(slugs)}."
+        none = f"there is no {unknown[0].strip()}; " if _ID.fullmatch(unknown[0].strip()) else ""
+        near = did_you_mean(unknown[0], slugs) or f"{none}name some of {', '.join(slugs)}."
         raise UsageError(
             f"got {', '.join(name or 'an empty text' for name in unknown)}, expected ids or slugs of known fixes",
             hint=f"{near[:1].upper()}{near[1:]} See `megatron-fixes list`.",

@@ -117,6 +117,13 @@ def test_an_unknown_fix_is_answered_by_the_nearest_name(cli: Cli, tree: Path, ty
         assert f"error: got {typed}, expected ids or slugs of known fixes\n  hint: Did you mean {near}? " in done.err
 
 
+def test_a_number_that_no_fix_has_is_not_taken_for_that_of_another(cli: Cli) -> None:
+    for typed in ("MF0026", "mf0026"):
+        said = cli("explain", typed).err
+        assert f"hint: There is no {typed}; name some of MF0001, " in said and "Did you mean" not in said
+        assert "See `megatron-fixes list`." in said
+
+
 def test_a_mistake_shows_no_traceback_even_where_asked(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEGATRON_FIXES_TRACEBACK", "1")
     assert "Traceback" not in cli("explain", "MF9999").err
