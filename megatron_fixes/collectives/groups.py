@@ -99,7 +99,8 @@ def _destroy(records: Sequence[GroupRecord], agree_s: float) -> Teardown:
         if group is not None:
             absent = _agree(record, agree_s)
             said += absent
-            if (absent or record.sweep()) and _waits_for_all(group):
+            # gloo waits too, in the group's destructor, for what is under way.
+            if record.sweep() or (absent and _waits_for_all(group)):
                 record.abort()
         said += _end(record, records, agree_s)
         destroyed.append(record.name)
