@@ -43,11 +43,11 @@ class Teardown:
 
     Attributes:
         destroyed: Names of groups, in the order in which they went.
-        adrift: Dropped collectives that are still under way.
+        adrift: Collectives that nobody holds and that are still under way: group, operation, place of issue.
     """
 
     destroyed: tuple[str, ...]
-    adrift: int
+    adrift: tuple[str, ...]
 
 
 def destroy(group: Any = None, *, agree_s: float = AGREE_S) -> Teardown:
@@ -83,7 +83,7 @@ def destroy_all(*, agree_s: float = AGREE_S) -> Teardown:
     """
     require_time("agree_s", agree_s)
     if not dist.is_initialized():
-        return Teardown((), 0)
+        return Teardown((), ())
     others = [group for group in c10d._world.pg_map if group is not dist.group.WORLD]
     every = [*reversed(others), dist.group.WORLD]
     return _destroy([record_of(group, to_destroy=True) for group in every], agree_s)
@@ -107,10 +107,15 @@ def _destroy(records: Sequence[GroupRecord], agree_s: float) -> Teardown:
         if said:
             errors[record.name] = "; ".join(said)
     if left := adrift():
-        emit(Event("collectives-adrift", f"{left} collectives that nobody holds are still under way", {"count": left}))
+        _tell(left)
     if errors:
         raise TeardownError(errors)
     return Teardown(tuple(destroyed), left)
+
+
+def _tell(left: Sequence[str]) -> None:
+    message = f"{len(left)} collectives that nobody holds are still under way: {'; '.join(left)}"
+    emit(Event("collectives-adrift", message, {"count": len(left), "collectives": tuple(left)}))
 
 
 def _drain(record: GroupRecord, within_s: float) -> list[str]:

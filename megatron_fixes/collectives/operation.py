@@ -94,7 +94,7 @@ class Operation:
         self.state = state
         if state in ENDS:
             if state in ("aborted", "dropped") and self.under_way:
-                self._record.adrift.append(Adrift(self.works, self._requests))
+                self._record.adrift.append(Adrift(self.works, self._requests, f"{self}, issued at {self.place}"))
             self.works, self._requests, self.communication = [], (), None
 
     def __str__(self) -> str:

@@ -54,10 +54,17 @@ class Owner(Protocol):
 
 
 class Adrift(NamedTuple):
-    """A collective that nobody holds any more and that may be under way: its works, and what keeps its tensors."""
+    """A collective that nobody holds any more and that may be under way.
+
+    Attributes:
+        works: Those of torch, which are asked whether it has ended.
+        requests: What keeps its tensors.
+        name: Which it is, and where it was issued.
+    """
 
     works: list[Any]
     requests: Any
+    name: str
 
 
 class GroupRecord:
@@ -273,9 +280,9 @@ def record_of(group: Any = None, *, to_destroy: bool = False) -> GroupRecord:
     return record
 
 
-def adrift() -> int:
-    """How many collectives that nobody holds are still under way, on all groups."""
-    return sum(record.sweep() for record in records())
+def adrift() -> tuple[str, ...]:
+    """Which collectives that nobody holds are still under way, on all groups: group, operation, place of issue."""
+    return tuple(f"group {record.name}, {one.name}" for record in records() if record.sweep() for one in record.adrift)
 
 
 def records() -> Iterator[GroupRecord]:

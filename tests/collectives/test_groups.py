@@ -22,6 +22,7 @@ from megatron_fixes.collectives import (
     registry,
 )
 from megatron_fixes.errors import UsageError
+from megatron_fixes.events import Event, subscribe
 from megatron_fixes.proofs.world import finish, run, stay
 
 from .test_context import ones, results, said
@@ -162,7 +163,7 @@ class Stuck:
 def test_an_abort_that_does_not_end_blocks_nobody(tmp_path: Path) -> None:
     def body(rank: int) -> Any:
         stuck, record = Stuck(), registry.record_of(dist.new_group([0]))
-        record.adrift.append(registry.Adrift([stuck], ()))
+        record.adrift.append(registry.Adrift([stuck], (), "stuck"))
         registry.ABORT_S = 0.1
         registry.GroupRecord.group = lambda _: stuck  # type: ignore[method-assign]
         began = time.monotonic()
@@ -232,3 +233,43 @@ def test_who_would_wait_for_what_was_dropped_aborts(tmp_path: Path) -> None:
 
     (told, aborted), (_, peer_aborted) = results(run(body, 2, tmp_path))
     assert "1 dropped collectives were not complete" in told and aborted and not peer_aborted
+
+
+def test_what_is_still_under_way_after_a_teardown_is_counted_and_named_and_blocks_nobody(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        heard: list[Event] = []
+        subscribe(heard.append)
+        for _ in range(2):
+            dist.new_group([0, 1])  # held by c10d alone, so that to destroy it may free it
+        if rank == 1:
+            stay([0])
+            return None
+        finished = c10d._get_default_store()
+        for number, group in enumerate(list(c10d._world.pg_map)[1:]):
+            context: Any = AllReduceContext(group)
+            for _ in range(number + 1):
+                context.all_reduce(ones(7 + number))
+            del context
+        del group
+        began = time.monotonic()
+        said(TeardownError, lambda: groups.destroy_all(agree_s=0.3))
+        took_s = time.monotonic() - began
+        told = [[event.message, dict(event.fields)] for event in heard if event.name == "collectives-adrift"]
+        after = groups.destroy_all().adrift, registry.adrift()
+        finished.set("finished/0", "1")
+        return [took_s, told, after]
+
+    stuck, _ = run(body, 2, tmp_path, group_timeout_s=25.0)
+    assert stuck.result, stuck.log
+    took_s, ((message, fields),), (none, after) = stuck.result
+    # gloo waits in a group's destructor for what is under way, until the timeout of the group.
+    assert took_s < 20
+    left = fields["collectives"]
+    assert (fields["count"], sorted(after), none) == (3, sorted(left), [])
+    assert all(name in message and name.startswith("group ") and "test_groups.py:" in name for name in left)
+    kinds = sorted(name.split(", ")[1] for name in left)
+    assert kinds == [
+        "collective 0 (all_reduce sum float32[7])",
+        "collective 0 (all_reduce sum float32[8])",
+        "collective 1 (all_reduce sum float32[8])",
+    ]
