@@ -3,7 +3,8 @@
 
 Hypothesis makes a plan; both ranks carry it out, each with its own delays, and report what was not as it must be. The
 same two ranks serve all plans, so that what a plan leaves behind (a collective, a group, a thread) shows in the next.
-``LIVES=2000 pytest tests/collectives/test_random_lives.py`` tries more than the gate does.
+``LIVES=10000 pytest tests/collectives/test_random_lives.py --timeout 0`` tries more than the gate does, new plans each
+time; a plan is one life cycle: contexts and groups are made, used, left in some way and made anew.
 """
 
 from __future__ import annotations
