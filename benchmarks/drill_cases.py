@@ -2,7 +2,7 @@
 """The drills of ``drills.py``: each a thing that goes wrong, as a body that ranks run, without and with us.
 
 With NCCL the host waits for the device afterwards, as a step does that reads its loss. Groups that a drill does not
-mean to connect have been used before it.
+mean to connect have been used before it. What is about destroying groups is in ``drill_teardowns.py``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_fixes.collectives import AllReduceContext, groups
+from megatron_fixes.collectives import AllReduceContext, CollectiveTimeoutError, groups
 from megatron_fixes.proofs.world import finish, stay
 
 TIMEOUT_S, DEADLINE_S = 8.0, 1.0
@@ -53,59 +54,26 @@ def told(call: Callable[[], Any]) -> str:
         if dist.is_initialized() and dist.get_backend() == "nccl":
             torch.cuda.synchronize()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what we want to know
-        first = str(error).replace(HERE, "").splitlines()[0] if str(error) else ""
-        return f"{type(error).__name__}: {first[:200]}"
+        return f"{type(error).__name__}: {' '.join(str(error).replace(HERE, '').split())[:600]}"
     return f"no error{'' if value is None else f': {value}'}"
+
+
+def step(tensor: torch.Tensor, group: Any = None, deadline_s: float = DEADLINE_S) -> None:
+    """A step with us that reduces one tensor."""
+    with AllReduceContext(group, deadline_s=deadline_s) as context:
+        context.all_reduce(tensor)
+
+
+def next_step(said: str, tensor: torch.Tensor) -> list[str]:
+    """How the step after a failed one went; its tensor was ``ones`` on both ranks."""
+    result, due = tensor.tolist(), [2.0] * len(tensor)
+    return [f"next step: {said}", f"result {result}{'' if result == due else f', expected {due}'}"]
 
 
 def last(rank: int, said: str) -> str:
     """What was said, after those that stay for this rank were told to go on."""
     finish(rank)
     return said
-
-
-def destroyed_bare(rank: int) -> Any:
-    """A group is destroyed while a collective on it is under way, and used afterwards."""
-    group = pair()
-    work = dist.all_reduce(ones(), group=group, async_op=True) if rank == 0 else None
-    dist.destroy_process_group(group)
-    return [told(work.wait) if work else "", told(lambda: dist.all_reduce(ones(), group=group))]
-
-
-def destroyed_ours(rank: int) -> Any:
-    """The same with us, by ``groups``: NCCL's own destroy waits for what is under way, and nobody can help there."""
-    group = pair()
-    context = AllReduceContext(group, deadline_s=DEADLINE_S)
-    if rank == 0:
-        context.all_reduce(ones())
-    # The rank with nothing under way waits until the other has given up.
-    said = [told(lambda: groups.destroy(group, agree_s=2 * DEADLINE_S)), told(lambda: AllReduceContext(group))]
-    if rank == 1:
-        stay([0])
-    finish(rank)
-    return said
-
-
-def one_rank_bare(rank: int) -> Any:
-    """One rank destroys the group; the other goes on to use it."""
-    group = pair()
-    if rank == 0:
-        dist.destroy_process_group(group)
-        stay([1])
-        return "destroyed it"
-    return last(rank, told(lambda: dist.all_reduce(ones(), group=group)))
-
-
-def one_rank_ours(rank: int) -> Any:
-    """The same with us."""
-    group = pair()
-    if rank == 0:
-        said = told(lambda: groups.destroy(group, agree_s=DEADLINE_S))
-        stay([1])
-        return said
-    context = AllReduceContext(group, deadline_s=DEADLINE_S)
-    context.all_reduce(ones())
-    return last(rank, told(context.close))
 
 
 def exception_bare(rank: int) -> Any:
@@ -117,7 +85,7 @@ def exception_bare(rank: int) -> Any:
     except KeyError:
         tensor = ones()
         error = told(lambda: dist.all_reduce(tensor))
-    return f"next step: {error}, result {tensor.tolist()}, expected {[2.0] * 4}"
+    return next_step(error, tensor)
 
 
 def exception_ours(rank: int) -> Any:
@@ -128,9 +96,55 @@ def exception_ours(rank: int) -> Any:
             raise KeyError
     except KeyError:
         tensor = ones()
-        with AllReduceContext(deadline_s=DEADLINE_S) as context:
-            context.all_reduce(tensor)
-    return f"next step: no error, result {tensor.tolist()}"
+        error = told(lambda: step(tensor))
+    return next_step(error, tensor)
+
+
+def between_bare(rank: int) -> Any:
+    """One rank raises between issue and wait; all had issued."""
+    tensor = ones()
+    with suppress(KeyError):
+        work = dist.all_reduce(ones(), async_op=True)
+        if rank == 0:
+            raise KeyError
+        work.wait()
+    return next_step(told(lambda: dist.all_reduce(tensor)), tensor)
+
+
+def between_ours(rank: int) -> Any:
+    """The same with us: what was issued is drained, and the group goes on."""
+    tensor = ones()
+    with suppress(KeyError), AllReduceContext(deadline_s=DEADLINE_S) as context:
+        handle = context.all_reduce(ones())
+        if rank == 0:
+            raise KeyError
+    return [handle.state, *next_step(told(lambda: step(tensor)), tensor)]
+
+
+def half_bare(rank: int) -> Any:
+    """One rank raises after the first of two collectives; the others issued both. Then a step is tried."""
+    group, tensor = pair(), ones()
+    with suppress(KeyError):
+        dist.all_reduce(ones(), group=group, async_op=True)
+        if rank == 1:
+            raise KeyError
+        dist.all_reduce(100 * ones(), group=group)
+    return next_step(told(lambda: dist.all_reduce(tensor, group=group)), tensor)
+
+
+def half_ours(rank: int) -> Any:
+    """The same with us: one rank drains, the other gives the group up; both go on with a new one."""
+    group, tensor = pair(), ones()
+    handles = []
+    with suppress(KeyError, CollectiveTimeoutError), AllReduceContext(group, deadline_s=DEADLINE_S) as context:
+        handles.append(context.all_reduce(ones()))
+        if rank == 1:
+            raise KeyError
+        handles.append(context.all_reduce(100 * ones()))
+    states = ", ".join(handle.state for handle in handles)
+    destroyed = told(lambda: groups.destroy(group, agree_s=DEADLINE_S) and None)
+    # The ranks come to it as far apart as their deadlines and an abort take.
+    return [states, destroyed, *next_step(told(lambda: step(tensor, new_pair(), 6 * DEADLINE_S)), tensor)]
 
 
 def alone_bare(rank: int) -> Any:
@@ -190,23 +204,7 @@ def signalled(how: signal.Signals, *, ours: bool) -> Body:
     return body
 
 
-def orders_bare(rank: int) -> Any:
-    """Ranks destroy their groups in different orders while a collective on one is under way."""
-    made = [pair() for _ in range(2)]
-    works = [dist.all_reduce(ones(), group=made[rank], async_op=True)]
-    said = [told(lambda group=group: dist.destroy_process_group(group)) for group in (made if rank else made[::-1])]
-    return [*said, told(works[0].wait)]
-
-
-def orders_ours(rank: int) -> Any:
-    """The same with us."""
-    made = [pair() for _ in range(2)]
-    context = AllReduceContext(made[rank], deadline_s=DEADLINE_S)
-    context.all_reduce(ones())
-    return told(lambda: groups.destroy_all(agree_s=2 * DEADLINE_S).destroyed)
-
-
-def _fork(call: Callable[[], str]) -> list[Any]:
+def _fork(call: Callable[[], str]) -> str:
     """What a call ends with in a fork: its words, or that it hung for 3 s, or its exit code."""
     read, write = os.pipe()
     child = os.fork()
@@ -219,11 +217,11 @@ def _fork(call: Callable[[], str]) -> list[Any]:
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
-            return [os.waitstatus_to_exitcode(status), os.read(read, 300).decode() if status == 0 else ""]
+            return os.read(read, 1000).decode() if status == 0 else f"exit code {os.waitstatus_to_exitcode(status)}"
         time.sleep(0.01)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return ["hung", ""]
+    return "hung for 3 s"
 
 
 def fork_bare(rank: int) -> Any:
@@ -318,7 +316,7 @@ def dropped_ours(rank: int) -> Any:
     from megatron_fixes.events import subscribe
 
     heard: list[str] = []
-    subscribe(lambda event: heard.append(event.message))
+    subscribe(lambda event: heard.append(f"{event.name}: {event.message}"))
     context: Any = AllReduceContext()
     context.all_reduce(ones())
     del context
@@ -328,7 +326,7 @@ def dropped_ours(rank: int) -> Any:
 def sizes_bare(rank: int) -> Any:
     """Ranks reduce tensors of different sizes."""
     tensor = ones(4 - 2 * rank)
-    return f"{told(lambda: dist.all_reduce(tensor))}, result {tensor.tolist()}"
+    return [told(lambda: dist.all_reduce(tensor)), f"result {tensor.tolist()}"]
 
 
 def sizes_ours(rank: int) -> Any:

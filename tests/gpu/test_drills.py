@@ -17,7 +17,8 @@ import pytest
 
 from ..loading import ROOT, load_program
 
-DRILLS = load_program("benchmarks/drills.py").DRILLS
+drills = load_program("benchmarks/drills.py")
+DRILLS = drills.DRILLS
 # What starting the ranks takes is on top of a drill's limit only once.
 LIMIT_S = 60.0 + sum(drill.end_s for drill in DRILLS)
 BACKENDS = ["gloo", pytest.param("nccl", marks=pytest.mark.gpu(count=2))]
@@ -49,3 +50,20 @@ def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_a_drill_ends_in_time_and_in_the_right_error(report: dict[str, Any], drill: str) -> None:
     assert drill in report, f"only {list(report)} ran"
     assert report[drill]["faults"] == [], report[drill]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize("more", [{"groups": 1}, {"threads": 1}, {"adrift": 1}, {"groups": 9}])
+def test_what_a_rank_has_left_is_a_fault_unless_it_gave_a_group_up(backend: str, more: dict[str, int]) -> None:
+    def found(drill: Any, left: Any, told: str = "no error") -> list[str]:
+        ranks = [drills.Run(drills.Ended(word, 0, 0.1, ""), (told, 0.1, left)) for word in ("a", "b")]
+        faults: list[str] = drills.faults(drill._replace(expected=("a", "b")), ranks, backend)
+        return faults
+
+    clean = next(drill for drill in DRILLS if not any(drill.given_up))
+    assert found(clean, drills.teardowns.Left()) == []
+    assert len(found(clean, drills.teardowns.Left(**more))) == len(found(clean, drills.teardowns.Left(), "late")) == 2
+    stuck = clean._replace(given_up=(1, 1))
+    # gloo never ends what is under way; with NCCL the abort itself may not end.
+    inherent = [{"adrift": 1}] if backend == "gloo" else [{"adrift": 1}, {"threads": 1}, {"groups": 1}]
+    assert bool(found(stuck, drills.teardowns.Left(**more), "late")) is (more not in inherent)
