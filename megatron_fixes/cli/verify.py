@@ -2,7 +2,8 @@
 """``megatron-fixes verify``: whether files of a release are those that the holder of a key has signed. Reads only.
 
 The key comes from whoever verifies and never from the release. Without one, or for a release that says UNSIGNED, the
-answer is 1 unless ``--allow-unsigned`` asks for the rest of the checks, and then UNSIGNED is said again.
+answer is 1 unless ``--allow-unsigned`` asks for the rest of the checks, and then UNSIGNED is said again. Sums of which
+no file was looked at are not good either: the answer is 1.
 """
 
 from __future__ import annotations
@@ -34,17 +35,24 @@ def _to_json(report: Report, names: Sequence[str]) -> dict[str, Any]:
         "checked": report.checked,
         "unchecked": report.unchecked,
         "findings": [{"file": finding.file, "message": finding.message} for finding in report.findings],
-        "good": not report.findings,
+        "good": report.good,
     }
 
 
 def _verdict(report: Report) -> str:
     if report.findings:
         return "do not use these files"
+    if report.nothing:
+        so_far = f"the sums of megatron-fixes {report.version} are {'' if report.signer else 'not known to be '}signed"
+        return f"{so_far}, but no file of the release was checked: name its folder, or a file of it"
     if report.signer:
         return f"good: megatron-fixes {report.version}, signed"
     why = "UNSIGNED: nobody has signed this release" if report.unsigned else "the signature was not checked"
     return f"sums are right for megatron-fixes {report.version}, but {why}"
+
+
+def _sure(report: Report) -> bool:
+    return report.good and bool(report.signer)
 
 
 def _print(report: Report) -> None:
@@ -54,7 +62,7 @@ def _print(report: Report) -> None:
         output.labelled("left out", sentence, _LABEL, wrap=False)
     for finding in report.findings:
         output.labelled("WRONG", f"{shown(finding.file)}: {finding.message}", _LABEL, wrap=False)
-    output.say(_verdict(report), "bold red" if report.findings else "bold" if report.signer else "bold yellow")
+    output.say(_verdict(report), "bold red" if report.findings else "bold" if _sure(report) else "bold yellow")
 
 
 @click.command("verify")
@@ -88,4 +96,4 @@ def verify_command(
         output.print_json(_to_json(report, sorted(files)))
     else:
         _print(report)
-    return 1 if report.findings else 0
+    return 0 if report.good else 1

@@ -24,6 +24,7 @@ from megatron_fixes.release.sums import digest, read_sums
 from megatron_fixes.release.wheel import read_wheel
 
 Signed = Callable[[bytes, bytes], str]
+_BESIDE = {SUMS, SIGNATURE, KEYLESS}  # which say what the files are and who says so, and are none of them
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Report:
         checked: What was found right, a sentence each.
         findings: What was not.
         unchecked: What lies there and was not looked at, a sentence each.
+        nothing: Whether no file was asked for but the sums and what signs them.
     """
 
     version: str | None = None
@@ -56,6 +58,12 @@ class Report:
     checked: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
+    nothing: bool = False
+
+    @property
+    def good(self) -> bool:
+        """Whether files were checked and nothing is wrong."""
+        return not self.findings and not self.nothing
 
     def add(self, errors: Collection[RefusedError], right: str) -> None:
         """Take over errors; if there are none, what was found right."""
@@ -84,10 +92,11 @@ def check(
         files: Content by name of what is there; ``SHA256SUMS`` and its signature are always looked for.
         signed: Checks a signature: the sums' bytes and the sidecar's in, who signed out, RefusedError if nobody whom we
             know. None: no key was given.
-        chosen: Names that have to be right; None for all that the sums list, and then nothing else may be there.
+        chosen: Names that have to be right; None for all that the sums list, and then nothing else may be there. The
+            sums alone are no file of the release: then nothing was checked that anybody uses.
         allow_unsigned: A release that says UNSIGNED, or a missing key, is no finding; it is still said.
     """
-    report = Report()
+    report = Report(nothing=chosen is not None and not set(chosen) - _BESIDE)
     if KEYLESS in files:
         report.unchecked.append(f"{KEYLESS}: sigstore checks it, with a network; no other check relies on it")
     if SUMS not in files:
@@ -126,8 +135,7 @@ def _check_sums(
 ) -> list[str]:
     """Return the names of the files that are as the sums say."""
     errors, sound = [], []
-    beside = {SUMS, SIGNATURE, KEYLESS}
-    wanted = {*files, *sums} - beside if chosen is None else set(chosen) - beside
+    wanted = {*files, *sums} - _BESIDE if chosen is None else set(chosen) - _BESIDE
     for name in sorted(wanted):
         if name not in sums:
             errors.append(RefusedError("is not listed in SHA256SUMS, expected no such file", context=name))
@@ -137,7 +145,10 @@ def _check_sums(
             errors.append(RefusedError(f"got sha256 {got}, expected {sums[name]} as in SHA256SUMS", context=name))
         else:
             sound.append(name)
-    report.add(errors, f"sums: {', '.join(sound) or 'no file was asked for'}")
+    if wanted:
+        report.add(errors, f"sums: {', '.join(sound)}")
+    else:
+        report.unchecked.append("every file of the release: none was asked for")
     return sound
 
 

@@ -83,6 +83,21 @@ def test_a_signed_release_without_a_key_is_not_good(released: Released, verify: 
     assert (code, "the signature was not checked" in out) == (0, True)
 
 
+@pytest.mark.parametrize("name", [layout.SUMS, layout.SIGNATURE])
+def test_the_sums_alone_are_not_called_good(name: str, folder: Path, released: Released, verify: Verify) -> None:
+    code, out, _ = verify(folder / name, "--key", released.public)
+    assert (code, "good" in out.lower().replace('good "megatron-fixes-release" signature', "")) == (1, False)
+    last = out.splitlines()[-1]
+    assert last.startswith(f"the sums of megatron-fixes {LAYOUT.version} are signed, but no file of the release was")
+    code, out, _ = verify(folder / name, "--key", released.public, "--json")
+    assert (code, json.loads(out)["good"], json.loads(out)["findings"]) == (1, False, [])
+    code, out, _ = verify(folder / name, "--allow-unsigned")
+    assert (code, "are not known to be signed, but no file" in out.splitlines()[-1]) == (1, True)
+    (folder / layout.SIGNATURE).write_bytes(signature.UNSIGNED)
+    code, out, _ = verify(folder / name, "--key", released.public)
+    assert (code, out.splitlines()[-1]) == (1, "do not use these files")
+
+
 def test_mistakes_are_the_users(folder: Path, released: Released, verify: Verify) -> None:
     for arguments in (
         [],
