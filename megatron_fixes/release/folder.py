@@ -13,7 +13,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron_fixes.errors import UsageError
+from megatron_fixes.errors import RefusedError, UsageError
 from megatron_fixes.release.archive import MAX_BYTES
 from megatron_fixes.release.layout import SIGNATURE, SUMS, looks_like_ours
 
@@ -22,14 +22,15 @@ def read_release(folder: Path) -> dict[str, bytes]:
     """Read the whole release in a folder: content by name, without what ``left_out`` names.
 
     Raises:
-        UsageError: There is no such folder, it can't be read, or something else than a file has a name of a release's.
+        UsageError: There is no such folder, or it can't be read.
+        RefusedError: Something else than a file has a name of a release's, or a file is larger than any of ours.
     """
     if not folder.is_dir():
         raise UsageError("got no folder, expected one with the files of a release", context=str(folder))
     found = sorted(path for path in folder.iterdir() if looks_like_ours(path.name))
-    if odd := next((path for path in found if not path.is_file() or path.is_symlink()), None):
-        raise UsageError(
-            "got a link or a folder under a name like a release's, expected files only",
+    if odd := next((path for path in found if not stat.S_ISREG(path.lstat().st_mode)), None):
+        raise RefusedError(
+            f"got {_kind(odd.lstat().st_mode)} under a name like a release's, expected files only",
             context=str(odd),
             hint="Take it away; what a tarball holds belongs into another, new folder.",
         )
@@ -41,6 +42,7 @@ def read_files(paths: Sequence[Path]) -> dict[str, bytes]:
 
     Raises:
         UsageError: A path is not there or can't be read, or they lie in several folders.
+        RefusedError: What is there is no file, or larger than any of ours.
     """
     if len({path.parent.resolve() for path in paths}) != 1:
         raise UsageError(
@@ -50,7 +52,7 @@ def read_files(paths: Sequence[Path]) -> dict[str, bytes]:
         )
     names = {path.name for path in paths}
     beside = [paths[0].parent / name for name in (SUMS, SIGNATURE) if name not in names]
-    return {path.name: _read(path) for path in (*paths, *filter(Path.is_file, beside))}
+    return {path.name: _read(path) for path in (*paths, *filter(os.path.lexists, beside))}
 
 
 def left_out(folder: Path) -> list[str]:
@@ -82,5 +84,22 @@ def read_regular(path: Path, limit: int, expected: str) -> bytes:
     return content
 
 
+def _kind(mode: int) -> str:
+    """What lies under a name, by its mode."""
+    kinds = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a fifo", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
 def _read(path: Path) -> bytes:
-    return read_regular(path, MAX_BYTES, "a file of a release")
+    """Read a file of a release, where the wrong thing under its name is the release's fault and not the caller's."""
+    expected, wrong = "a file of a release", ""
+    if path.is_symlink() and not path.exists():
+        wrong = "a link to what is not there"
+    elif path.exists() and not path.is_file():
+        wrong = _kind(path.stat().st_mode)
+    elif path.is_file() and path.stat().st_size > MAX_BYTES:
+        wrong = f"more than {MAX_BYTES >> 20} MiB"
+    if wrong:
+        hint = "Don't use these files; fetch the release again, into a new folder."
+        raise RefusedError(f"got {wrong}, expected {expected}", context=str(path), hint=hint)
+    return read_regular(path, MAX_BYTES, expected)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from megatron_fixes.cli.main import main
-from megatron_fixes.release import layout, signature
+from megatron_fixes.release import archive, layout, signature
 
 from .conftest import LAYOUT, Released
 
@@ -122,15 +122,55 @@ def test_a_name_in_an_allowed_signers_file_is_asked_for(released: Released, veri
 @pytest.mark.timeout(60)
 def test_a_fifo_is_not_waited_for(folder: Path, released: Released, verify: Verify) -> None:
     os.mkfifo(folder / "fifo")
-    for arguments in ([folder / "fifo"], [released.folder, "--key", folder / "fifo"]):
-        code, _, err = verify(*arguments)
-        assert (code, "got a fifo or a device" in err) == (2, True), err
+    code, _, err = verify(released.folder, "--key", folder / "fifo")
+    assert (code, "got a fifo or a device" in err) == (2, True), err
+    code, _, err = verify(folder / "fifo", "--key", released.public)
+    assert (code, "got a fifo, expected a file of a release" in err) == (1, True), err
+
+
+def make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_large(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(archive.MAX_BYTES + 1)
+
+
+def link_to(target: str) -> Callable[[Path], None]:
+    return lambda path: path.symlink_to(target)
+
+
+SWAPPED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "fifo": (make_fifo, "got a fifo"),
+    "folder": (Path.mkdir, "got a folder"),
+    "dangling": (link_to("none"), "got a link"),
+    "large": (make_large, "got more than 256 MiB"),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("what", SWAPPED)
+@pytest.mark.parametrize("name", [layout.SUMS, layout.SIGNATURE, LAYOUT.sbom])
+def test_what_is_no_file_of_a_release_is_the_releases_fault(
+    what: str, name: str, folder: Path, released: Released, verify: Verify
+) -> None:
+    make, said = SWAPPED[what]
+    (folder / name).unlink()
+    make(folder / name)
+    # A folder that is named is a release of its own, without sums.
+    one = [folder / (name if name == LAYOUT.sbom else LAYOUT.wheel)]
+    for path in [folder, *([] if (what, name) == ("folder", LAYOUT.sbom) else one)]:
+        code, out, err = verify(path, "--key", released.public)
+        assert (code, out, said in err, "hint: " in err, "is missing" in err) == (1, "", True, True, False), err
+        assert str(folder / name) in err.replace("\n", "")
 
 
 def test_a_link_in_a_release_is_refused(folder: Path, released: Released, verify: Verify) -> None:
     (folder / LAYOUT.sbom).unlink()
     (folder / LAYOUT.sbom).symlink_to(released.folder / LAYOUT.sbom)
-    assert verify(folder, "--key", released.public)[0] == 2
+    code, _, err = verify(folder, "--key", released.public)
+    assert (code, "got a link under a name like a release's" in err) == (1, True)
 
 
 def test_what_is_no_part_of_a_release_is_named_and_not_called_good(
@@ -169,7 +209,7 @@ def test_what_could_be_taken_for_a_part_of_it_is_wrong(
 def test_a_folder_under_a_name_like_ours_is_refused(folder: Path, released: Released, verify: Verify) -> None:
     (folder / LAYOUT.root).mkdir()
     code, _, err = verify(folder, "--key", released.public)
-    assert (code, "got a link or a folder under a name" in err) == (2, True)
+    assert (code, "got a folder under a name" in err) == (1, True)
 
 
 def test_a_bundle_of_sigstore_is_said_to_be_left_out_and_stands_for_no_signature(
