@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+import shutil
 import subprocess
 import tempfile
 from itertools import pairwise
@@ -30,6 +31,9 @@ UNSIGNED = b"UNSIGNED: this release was built without a key, so nothing says who
 _BEGIN, _END = b"-----BEGIN SSH SIGNATURE-----\n", b"-----END SSH SIGNATURE-----\n"
 _COLUMNS = 70
 _MAX_KEYS = 2**20
+# Checking a signature takes milliseconds; what needs a minute waits for something that does not come. Signing has no
+# bound: a person types a passphrase, or looks for the token.
+PATIENCE_S = 60.0
 
 
 def is_unsigned(signature: bytes) -> bool:
@@ -79,7 +83,7 @@ def verify(sums: bytes, signature: bytes, key: Path, identity: str | None = None
         Who signed, as ssh-keygen says it.
 
     Raises:
-        UsageError: ``key`` is neither, or a public key with an ``identity``.
+        UsageError: ``key`` is neither, or a public key with an ``identity``; or ssh-keygen is not there or hangs.
         RefusedError: There is no signature of that key over these sums.
     """
     signers = _signers(key, identity)
@@ -92,7 +96,7 @@ def verify(sums: bytes, signature: bytes, key: Path, identity: str | None = None
         allowed.write_bytes(signers)
         sidecar.write_bytes(signature)
         options = ["-f", str(allowed), "-I", name, "-n", NAMESPACE, "-s", str(sidecar)]
-        done = _ssh_keygen(["-Y", "verify", *options], sums)
+        done = _ssh_keygen(["-Y", "verify", *options], sums, PATIENCE_S)
     if done.returncode == 0:
         return _said(done)
     message = f"got no good signature of the key in {key} over these sums, for the name {name}: {_said(done)}"
@@ -161,11 +165,24 @@ def _require_form(signature: bytes) -> None:
         raise RefusedError("got what is no SSH signature, expected one as ssh-keygen writes it", context=SIGNATURE)
 
 
-def _ssh_keygen(arguments: list[str], given: bytes) -> subprocess.CompletedProcess[bytes]:
+def _ssh_keygen(
+    arguments: list[str], given: bytes, patience_s: float | None = None
+) -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run(
-            ["ssh-keygen", *arguments], input=given, capture_output=True, env={**os.environ, "LC_ALL": "C"}, check=False
+            ["ssh-keygen", *arguments],
+            input=given,
+            capture_output=True,
+            env={**os.environ, "LC_ALL": "C"},
+            timeout=patience_s,
+            check=False,
         )
+    except subprocess.TimeoutExpired:
+        raise UsageError(
+            f"got no answer from ssh-keygen within {patience_s:g} s, expected one at once: nothing was checked",
+            context=shutil.which("ssh-keygen") or "ssh-keygen",
+            hint="See what it waits for (is it OpenSSH's own?), and check again.",
+        ) from None
     except FileNotFoundError:
         raise UsageError(
             "got no ssh-keygen on PATH, expected that of OpenSSH 8.1 or later",

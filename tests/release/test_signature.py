@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -199,6 +200,23 @@ def test_without_ssh_keygen_that_is_said(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="no ssh-keygen on PATH"):
         signature.verify(SUMS, good, public(keys["ours"]))
+
+
+@pytest.mark.timeout(20)
+def test_an_ssh_keygen_that_hangs_is_given_up_and_nothing_is_left(
+    keys: dict[str, Path], good: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "temporary").mkdir()
+    program = tmp_path / "bin" / "ssh-keygen"
+    program.write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    monkeypatch.setattr(signature, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    with pytest.raises(UsageError, match="no answer from ssh-keygen"):
+        signature.verify(SUMS, good, public(keys["ours"]))
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_the_public_half_is_that_of_the_key(keys: dict[str, Path]) -> None:
