@@ -29,6 +29,10 @@ _OLD_FIELDS: tuple[str, ...] = ("driver_version", "name", "memory.total", "mig.m
 _FIELDS = (*_OLD_FIELDS, "compute_cap")  # which old drivers can't be asked for
 _MOST_WORDS = 200
 _UNKNOWN_FIELD = "is not a valid field to query"
+_VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}")  # of a driver: 550.54.15
+_CAPABILITY = re.compile(r"[1-4]?\d\.\d")
+_MEBIBYTES = re.compile(r"[1-9]\d{0,7}")  # up to 95 TiB
+_UNTOLD = re.compile(r"\[.+\]|N/A|Not Supported")  # what it says for a value that it can't tell: [N/A]
 _CUDA = re.compile(r"CUDA (?:\w+ )?Version\s*:\s*(\d+\.\d+)")
 
 
@@ -133,7 +137,7 @@ def _smi(_: Path) -> Graphics:
         text = _table(path, fields)
     lines = [line for line in text.splitlines() if line.strip()]
     split = [[cell.strip() for cell in line.split(",")] for line in lines]
-    rows = [row for row in split if len(row) == len(fields)]
+    rows = [row for row in split if len(row) == len(fields) and _describes_a_gpu(*row)]
     odd = [" ".join(line.split()) for line, row in zip(lines, split, strict=True) if row not in rows]
     if not rows:
         raise UnansweredError(f"{_SMI}: {' '.join(odd)[:_MOST_WORDS] or 'no answer'}")
@@ -154,11 +158,19 @@ def _smi_cuda(path: str) -> Reading:
     return Reading(cuda.group(1), _SMI) if cuda else Reading(missing=f"not told by {_SMI}")
 
 
+def _describes_a_gpu(driver: str, name: str, mebibytes: str, mig: str, capability: str = "[N/A]") -> bool:
+    """Whether a line is a driver's answer and no text that happens to have as many commas."""
+    told = ((_MEBIBYTES, mebibytes), (_CAPABILITY, capability))
+    plausible = all(form.fullmatch(cell) or _UNTOLD.fullmatch(cell) for form, cell in told)
+    known_mig = mig in ("Enabled", "Disabled") or _UNTOLD.fullmatch(mig) is not None
+    return _VERSION.fullmatch(driver) is not None and bool(name) and plausible and known_mig
+
+
 def _device(name: str, mebibytes: str, mig: str, capability: str = "") -> Device:
     return Device(
         name,
-        capability if re.fullmatch(r"\d+\.\d+", capability) else "",
-        int(mebibytes) << 20 if mebibytes.isdigit() else 0,
+        capability if _CAPABILITY.fullmatch(capability) else "",
+        int(mebibytes) << 20 if _MEBIBYTES.fullmatch(mebibytes) else 0,
         {"Enabled": True, "Disabled": False}.get(mig),
     )
 

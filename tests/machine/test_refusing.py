@@ -63,6 +63,40 @@ def test_lines_that_describe_no_gpu_are_counted_and_the_others_kept(parts: Parts
     assert machine["refusal"] == f"nvidia-smi: 1 of 3 lines describe no GPU: {INFOROM}"
 
 
+GARBAGE = [
+    "GPU, , , x,",
+    "0, x, -1, , 99.9",
+    H100.replace("550.54.15", "none"),
+    H100.replace("NVIDIA H100 80GB HBM3", ""),
+    H100.replace("81559", "9" * 29),
+    H100.replace("81559", "0"),
+    H100.replace("81559", "many"),
+    H100.replace("Disabled", "x"),
+    H100.replace(" 9.0", " 99.9"),
+    H100.replace(" 9.0", " 9.123"),
+    H100.replace(" 9.0", ""),
+]
+
+
+@pytest.mark.parametrize("line", GARBAGE)
+def test_as_many_commas_do_not_make_a_gpu(parts: Parts, line: str) -> None:
+    parts.program("nvidia-smi", smi(line))
+    machine = parts.read()
+    said = " ".join(line.split())
+    assert (machine["refusal"], "devices" in machine) == (f"nvidia-smi: {said}", False)
+    parts.program("nvidia-smi", smi(line, H100))
+    machine = parts.read()
+    assert (len(machine["devices"]), machine["devices"][0]["capability"]) == (1, "9.0")
+    assert machine["refusal"] == f"nvidia-smi: 1 of 2 lines describe no GPU: {said}"
+
+
+@pytest.mark.parametrize("untold", ["[N/A]", "[Not Supported]", "[Unknown Error]", "[GPU requires reset]", "N/A"])
+def test_a_gpu_that_does_not_tell_its_memory_or_capability_is_one(parts: Parts, untold: str) -> None:
+    parts.program("nvidia-smi", smi(f"580.95.05, NVIDIA GB10, {untold}, {untold}, {untold}"))
+    machine = parts.read()
+    assert (machine["devices"], "refusal" in machine) == ([{"name": "NVIDIA GB10"}], False)
+
+
 def test_the_gpus_are_kept_where_only_the_cuda_version_hangs(parts: Parts) -> None:
     impatient(parts)
     parts.program("nvidia-smi", f'case "$*" in *query-gpu*) {ROWS};; *) exec /bin/sleep 60;; esac')
