@@ -7,6 +7,7 @@ Standard library only. Not handled: errors that are not ours, which stay traceba
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import sys
 from typing import TYPE_CHECKING, ParamSpec
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, ParamSpec
 from megatron_fixes.errors import MegatronFixesError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 P = ParamSpec("P")
 
@@ -22,6 +23,22 @@ P = ParamSpec("P")
 def parser(about: str | None) -> argparse.ArgumentParser:
     """A parser of arguments, for the script with this docstring."""
     return argparse.ArgumentParser(description=(about or "").partition("\n")[0].replace("``", ""))
+
+
+@contextlib.contextmanager
+def needs_environment() -> Iterator[None]:
+    """End with 2, and with a word on which Python to take, where what is imported inside is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "megatron_fixes":
+            raise
+        print(
+            f"error: got no module {error.name} in {sys.executable}, expected this project's requirements",
+            file=sys.stderr,
+        )
+        print(f"  hint: Run `make setup` once, then `.venv/bin/python {sys.argv[0]} ...`.", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 def tells_errors(main: Callable[P, int]) -> Callable[P, int]:

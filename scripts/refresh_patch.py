@@ -6,13 +6,15 @@
 requires into DIR, ready to be edited. ``python scripts/refresh_patch.py write MF0042 some-slug 0.16.1 DIR``
 diffs DIR against that same base and writes the body of ``patches/core_v0.16/MF0042-some-slug.patch``; a head
 that is there is kept (its Last-Update set to today), else one is begun for you to fill in, and the patch is
-added to the end of the series. ``--requires MF0003`` says what a new patch is made on; later its head says so.
+added to the end of the series. ``--requires MF0003`` says what a new patch is made on; later its head says so. An id
+that the matrix does not know is a new fix, which is said; one that it knows has the slug that it has there.
 
 Then: edit the head, add the row to ``compat_matrix.yaml``, run ``scripts/record_fingerprints.py`` and the lint.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +34,8 @@ from megatron_fixes.proofs.releases import fetch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from megatron_fixes.catalog.matrix import Matrix
 
 HEAD = """Description: <one line of 10 to 100 characters>
  Symptom: <what a person sees>
@@ -53,8 +57,37 @@ Last-Update: {today}
 """
 
 
+def name_of(matrix: Matrix, fix_id: str, slug: str) -> str:
+    """What is said of a fix before work on it begins: nothing of one that is known.
+
+    Raises:
+        UsageError: It is no id, or that of a fix with another slug, or the slug is that of another fix.
+    """
+    if not re.fullmatch(r"MF\d{4}", fix_id):
+        raise UsageError(f"got the id {fix_id!r}, expected one such as MF0003")
+    slugs = {name: fix.slug for name, fix in matrix.fixes.items()}
+    for path in patches_root().glob("*/MF*.patch"):  # a new fix has a patch before it has a row
+        slugs.setdefault(path.name[:6], path.stem[7:])
+    if slugs.get(fix_id, slug) != slug:
+        raise UsageError(f"got the slug {slug!r}, expected {slugs[fix_id]!r}, which {fix_id} has")
+    if other := next((name for name, known in slugs.items() if known == slug and name != fix_id), None):
+        raise UsageError(f"got the slug {slug!r} for {fix_id}, expected another: {other} has it")
+    return "" if fix_id in matrix.fixes else f"{fix_id} is a new fix: compat_matrix.yaml has no row of it yet"
+
+
 def base(folder: Path, release: str, line: str, fix_id: str, requires: Sequence[str]) -> None:
-    """Lay the release with everything that the fix requires into an empty folder."""
+    """Lay the release with everything that the fix requires into an empty folder.
+
+    Raises:
+        UsageError: Something is there already, which may be somebody's work, or the folder can't be written.
+    """
+    if (folder / "megatron").exists():
+        hint = "Go on with 'write', or name a new folder."
+        raise UsageError("got a folder with a megatron in it, expected a new one", context=str(folder), hint=hint)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"got '{error.strerror}', expected a folder to write to", context=str(folder)) from None
     shutil.copytree(fetch(release, load_matrix(matrix_path())) / "megatron", folder / "megatron")
     series = load_series(patches_root(), line)
     own = series.get(fix_id)
@@ -113,6 +146,8 @@ def main() -> int:
     if options.release not in matrix.releases:
         parser.error(f"got release {options.release}, expected one of {', '.join(matrix.releases)}")
     line = matrix.releases[options.release].line
+    if news := name_of(matrix, options.fix_id, options.slug):
+        print(news, file=sys.stderr)
     if options.step == "start":
         base(options.folder, options.release, line, options.fix_id, options.requires)
         print(f"edit {options.folder}/megatron, then run this with 'write'")

@@ -19,6 +19,7 @@ import program
 from megatron_fixes.catalog import load
 from megatron_fixes.catalog.ranges import compact
 from megatron_fixes.errors import RefusedError
+from megatron_fixes.release.folder import read_regular
 from megatron_fixes.release.layout import SIGNATURE, Layout, is_prerelease, parse_version
 from megatron_fixes.release.signature import is_unsigned
 
@@ -119,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dist", type=Path, help="folder with the files: if they are UNSIGNED, the notes say so")
     given = parser.parse_args(arguments)
     log = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    signed = given.dist is None or not is_unsigned((given.dist / SIGNATURE).read_bytes())
+    signed = given.dist is None or not is_unsigned(read_regular(given.dist / SIGNATURE, 2**20, "a release's signature"))
     text = notes(load(), parse_version(given.version), log, signed=signed)
     if given.out is None:
         print(text, end="")

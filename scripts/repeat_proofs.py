@@ -14,6 +14,7 @@ import program
 
 from megatron_fixes import catalog
 from megatron_fixes.catalog.expectation import expected_outcome
+from megatron_fixes.patching.ids import known_fixes
 from megatron_fixes.proofs.__main__ import run_parent, variant_tree
 
 
@@ -25,8 +26,10 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=200)
     parser.add_argument("--release", default="0.16.1")
     options = parser.parse_args()
+    if options.times < 1:
+        parser.error(f"got --times {options.times}, expected 1 or more")
     known, flips = catalog.load(), 0
-    fix_ids = options.fixes or list(known.matrix.fixes)
+    fix_ids = known_fixes(known.matrix, options.fixes) or list(known.matrix.fixes)
     for variant in ("vanilla", "patched"):
         with variant_tree(known, options.release, variant) as tree:
             for fix_id in fix_ids:

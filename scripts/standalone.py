@@ -23,6 +23,7 @@ import program
 from megatron_fixes import __version__
 from megatron_fixes.catalog.matrix import load_matrix
 from megatron_fixes.catalog.series import load_series
+from megatron_fixes.errors import UsageError
 from megatron_fixes.release import form, manifest
 
 if TYPE_CHECKING:
@@ -220,17 +221,24 @@ def _licences() -> dict[str, bytes]:
     return found
 
 
-def main() -> None:
+@program.tells_errors
+def main() -> int:
     """Write the tarball's files into a folder."""
     parser = program.parser(__doc__)
     parser.add_argument("folder", type=Path, help="where to write; what it holds of the same names is replaced")
     folder = parser.parse_args().folder
     tree = Path(__file__).resolve().parents[1]
-    for name, content in files_of_patches(tree, version=__version__, commit="0" * 40, epoch=0).items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
+    files = files_of_patches(tree, version=__version__, commit="0" * 40, epoch=0)
+    try:
+        for name, content in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+    except OSError as error:
+        where = str(error.filename or folder)
+        raise UsageError(f"got '{error.strerror}', expected a folder to write to", context=where) from None
     print(f"wrote {folder / 'apply.py'} and what lies beside it")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
