@@ -2,7 +2,8 @@
 # Releases: what .github/workflows/release.yml and publish.yml call, and what a person does by hand. docs/releasing.md
 # says when.
 #
-#   VERSION     such as v0.1.0 (default: the version tag on what is checked out)
+#   VERSION     such as v0.1.0 (default: the version tag on what is checked out; release-commit, which comes before
+#               the tag, has none)
 #   CHECKS      of the evidence: lint tests matrix (default: all)
 #   DIST        folder with the files (default: dist)
 #   KEY         private key that sign-dist signs with; or its text in RELEASE_KEY. Without both the release says UNSIGNED.

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import program
+from repository import version_of
 from sign_release import require_signed, require_sound
 
 from megatron_fixes.errors import RefusedError
@@ -139,11 +140,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Read the arguments and take one step."""
     parser = program.parser(__doc__)
     parser.add_argument("step", choices=("draft", "fetch", "publish"))
-    parser.add_argument("version", metavar="VERSION", help="such as v0.1.0")
+    parser.add_argument("version", metavar="VERSION", nargs="?", help="such as v0.1.0 (default: the tag that is here)")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder with the files (default: dist)")
     parser.add_argument("--notes", type=Path, default=ROOT / "build" / "notes" / "notes.md", help="file with the notes")
     given = parser.parse_args(arguments)
-    version = layout.parse_version(given.version)
+    version = version_of(ROOT, given.version)
     if given.step == "fetch":
         print(fetch(version, given.dist))
     else:

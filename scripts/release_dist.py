@@ -22,11 +22,10 @@ import msgspec
 import program
 from release_evidence import FOLDER, clean_tree
 from release_rules import CHECKS, Check, Facts, Refusal, disagreements, refusals
-from repository import PACKAGE, commit_of, git, package_version
+from repository import PACKAGE, commit_of, git, package_version, version_of
 
 from megatron_fixes.catalog.matrix import load_matrix
-from megatron_fixes.errors import RefusedError, UsageError
-from megatron_fixes.release import layout
+from megatron_fixes.errors import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,22 +33,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 GENERATORS = ("render_tables.py", "compile_matrix.py", "render_reports.py")
-
-
-def version_of(root: Path, given: str | None) -> str:
-    """The version that is asked for, or that of the tag on what is checked out.
-
-    Raises:
-        UsageError: None was given and there is no such tag, or several.
-    """
-    if given:
-        return layout.parse_version(given)
-    tags = [tag for tag in git(root, "tag", "--points-at", "HEAD").split() if tag.startswith("v")]
-    if len(tags) != 1:
-        raise UsageError(
-            f"got no VERSION and {len(tags)} version tags here, expected one", hint="make … VERSION=v0.1.0"
-        )
-    return layout.parse_version(tags[0])
 
 
 def gather(root: Path, version: str) -> Facts:

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 import changelog
 import program
+from repository import version_of
 
 from megatron_fixes.catalog import load
 from megatron_fixes.catalog.ranges import compact
 from megatron_fixes.errors import RefusedError
 from megatron_fixes.release.folder import read_regular
-from megatron_fixes.release.layout import SIGNATURE, Layout, is_prerelease, parse_version
+from megatron_fixes.release.layout import SIGNATURE, Layout, is_prerelease
 from megatron_fixes.release.signature import is_unsigned
 
 if TYPE_CHECKING:
@@ -115,13 +116,13 @@ def notes(catalog: Catalog, version: str, log: str, *, signed: bool) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the arguments and print the notes."""
     parser = program.parser(__doc__)
-    parser.add_argument("version", metavar="VERSION", help="such as v0.1.0")
+    parser.add_argument("version", metavar="VERSION", nargs="?", help="such as v0.1.0 (default: the tag that is here)")
     parser.add_argument("--out", type=Path, help="file to write (default: standard output)")
     parser.add_argument("--dist", type=Path, help="folder with the files: if they are UNSIGNED, the notes say so")
     given = parser.parse_args(arguments)
     log = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     signed = given.dist is None or not is_unsigned(read_regular(given.dist / SIGNATURE, 2**20, "a release's signature"))
-    text = notes(load(), parse_version(given.version), log, signed=signed)
+    text = notes(load(), version_of(ROOT, given.version), log, signed=signed)
     if given.out is None:
         print(text, end="")
     else:

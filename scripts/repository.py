@@ -13,6 +13,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from megatron_fixes.errors import RefusedError, UsageError
+from megatron_fixes.release.layout import parse_version
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,6 +51,22 @@ def git_bytes(root: Path, *arguments: str, may_fail: bool = False, given: bytes 
 def commit_of(root: Path, reference: str) -> str | None:
     """The commit of a full name such as ``refs/tags/v0.1.0``; None if there is none of that name."""
     return git(root, "rev-parse", "--verify", "--quiet", f"{reference}^{{commit}}", may_fail=True) or None
+
+
+def version_of(root: Path, given: str | None) -> str:
+    """The version that is asked for, or that of the tag on what is checked out.
+
+    Raises:
+        UsageError: None was given and there is no such tag, or several.
+    """
+    if given:
+        return parse_version(given)
+    tags = [tag for tag in git(root, "tag", "--points-at", "HEAD").split() if tag.startswith("v")]
+    if len(tags) != 1:
+        raise UsageError(
+            f"got no VERSION and {len(tags)} version tags here, expected one", hint="make … VERSION=v0.1.0"
+        )
+    return parse_version(tags[0])
 
 
 def package_version(text: str) -> str:

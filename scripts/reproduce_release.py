@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import program
+from repository import version_of
 
 from megatron_fixes.errors import RefusedError
 from megatron_fixes.release.compare import differences
 from megatron_fixes.release.folder import read_release
-from megatron_fixes.release.layout import SIGNATURE, Layout, parse_version
+from megatron_fixes.release.layout import SIGNATURE, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,10 +146,10 @@ def _run(command: Sequence[str], environment: dict[str, str], conditions: Condit
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the arguments, build, and say what differs."""
     parser = program.parser(__doc__)
-    parser.add_argument("version", metavar="VERSION", help="such as v0.1.0")
+    parser.add_argument("version", metavar="VERSION", nargs="?", help="such as v0.1.0 (default: the tag that is here)")
     parser.add_argument("--against", type=Path, help="folder with published files; without: a second build")
     given = parser.parse_args(arguments)
-    version = parse_version(given.version)
+    version = version_of(ROOT, given.version)
     found, left_out = reproduce(ROOT, version, given.against)
     locale = other_locale()
     print(f"built with a date {AHEAD_DAYS} days ahead and the locale {locale}", end="")

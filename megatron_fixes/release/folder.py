@@ -50,6 +50,12 @@ def read_files(paths: Sequence[Path]) -> dict[str, bytes]:
             context=", ".join(map(str, paths)),
             hint="Call it once for each folder.",
         )
+    if missing := next((path for path in paths if not os.path.lexists(path)), None):
+        raise UsageError(
+            "got no such file or folder, expected a folder with a release, or files of one",
+            context=str(missing),
+            hint="Name one that is there; in a clone, `make dist` builds a release into dist/.",
+        )
     names = {path.name for path in paths}
     beside = [paths[0].parent / name for name in (SUMS, SIGNATURE) if name not in names]
     return {path.name: _read(path) for path in (*paths, *filter(os.path.lexists, beside))}

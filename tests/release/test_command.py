@@ -112,6 +112,11 @@ def test_mistakes_are_the_users(folder: Path, released: Released, verify: Verify
         assert (code, "error: got" in err or "missing argument" in err) == (2, True), arguments
 
 
+def test_a_release_that_is_not_there_comes_with_a_word_on_how_to_get_one(folder: Path, verify: Verify) -> None:
+    code, _, err = verify(folder / "none")
+    assert (code, "got no such file or folder" in err, "`make dist`" in err) == (2, True, True)
+
+
 def test_a_name_in_an_allowed_signers_file_is_asked_for(released: Released, verify: Verify, tmp_path: Path) -> None:
     file = tmp_path / "allowed_signers"
     file.write_text(f"me@example.invalid {released.public.read_text()}", encoding="utf-8")
