@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _attached: list[Attached] = []
 _waiting: dict[str, config.GuardSettings] = {}
 _hooked = False
+_told: set[str] = set()  # at the start: CPython 3.11 reads the .pth files of a virtual environment twice
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,9 @@ def at_interpreter_start() -> None:
         if settings.names.value:
             _put_in(settings)
     except Exception as error:  # noqa: BLE001 - an interpreter must start, whatever is wrong with us
-        _tell(error)
+        if str(error) not in _told:
+            _told.add(str(error))
+            _tell(error)
 
 
 def install(names: Sequence[str], *, deadline_s: float | None, abort: bool | None) -> Status:

@@ -67,8 +67,9 @@ def test_a_wrong_setting_is_one_clear_error(variables: dict[str, str], expected:
     assert expected in str(caught.value) and caught.value.context == f"environment {next(iter(variables))}"
 
 
-def test_a_wrong_name_in_the_variable_is_one_notice_and_the_interpreter_starts() -> None:
-    installed, said = told(f"{BY_PTH}{TELL}", **{GUARDS: "lifecycel"})
+@pytest.mark.parametrize("how", [BY_PTH, BY_PTH * 2], ids=["pth", "pth twice"])
+def test_a_wrong_name_in_the_variable_is_one_notice_and_the_interpreter_starts(how: str) -> None:
+    installed, said = told(f"{how}{TELL}", **{GUARDS: "lifecycel"})
     assert installed == []
     assert said.count("\n") == 0 and "'lifecycel'" in said and "expected some of" in said
 
