@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command ``megatron-fixes``: which commands there are, and what a process ends with.
 
-Exit codes: 0 fine, 1 the check failed or the work was refused, 2 the user's mistake, 70 our bug, 130
-interrupted, 141 the reader of our output went away, 143 terminated. A command returns its exit code; failures are
-raised as ``MegatronFixesError``.
+Exit codes: 0 fine, 1 the check failed or the work was refused, 2 the user's mistake, 70 our bug, 129 the terminal hung
+up, 130 interrupted, 141 the reader of our output went away, 143 terminated. A command returns its exit code; failures
+are raised as ``MegatronFixesError``.
 
 A command's module is imported when it is called, so that ``--help`` and mistyped names cost no more than click
 itself. A traceback is shown for our own bugs only, and only where MEGATRON_FIXES_TRACEBACK asks for it.
@@ -11,6 +11,7 @@ itself. A traceback is shown for our own bugs only, and only where MEGATRON_FIXE
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -20,6 +21,7 @@ import click
 
 from megatron_fixes import __version__
 from megatron_fixes.cli import output
+from megatron_fixes.cli.signals import EndedError, ending_by_exception
 from megatron_fixes.config import TRACEBACK, switch
 from megatron_fixes.errors import MegatronFixesError, RefusedError, UsageError, nearest
 
@@ -82,7 +84,7 @@ class _Commands(click.Group):
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 fine, 1 the check failed or was refused, 2 a mistake in the command, 70 a bug of ours, "
-    "130 interrupted, 141 the reader of the output went away, 143 terminated.",
+    "129 the terminal hung up, 130 interrupted, 141 the reader of the output went away, 143 terminated.",
 )
 @click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
@@ -131,9 +133,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     output.settle_streams()
     try:
-        return _run(given)
+        with ending_by_exception():
+            return _run(given)
     except (click.Abort, KeyboardInterrupt):
-        return INTERRUPTED
+        return _ended("SIGINT", INTERRUPTED, given)
+    except EndedError as ended:
+        return _ended(ended.name, ended.exit_code, given)
     except BrokenPipeError:
         return READER_GONE
     except click.ClickException as error:
@@ -147,6 +152,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         output.flush_or_forget()
     return _fail(failure, as_json="--json" in given)
+
+
+def _ended(name: str, code: int, given: Sequence[str]) -> int:
+    """Say which signal ended the command, if anybody is left to read it."""
+    look = "; what the tree holds now, `megatron-fixes scan` says" if given[:1] in (["apply"], ["revert"]) else ""
+    with contextlib.suppress(OSError):
+        output.note(f"ended by {name}{look}")
+    return code
 
 
 def _of_system(error: OSError) -> MegatronFixesError:

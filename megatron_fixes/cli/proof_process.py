@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that runs proofs: started, listened to, and never left behind.
 
-It needs torch, so it is a process of its own. On Ctrl-C it is given time to end by itself (a terminal
-interrupts both), then it is interrupted, terminated and killed, by its id. What it wrote to stderr is kept and
-shown only if it dies without saying why.
+It needs torch, so it is a process of its own. On Ctrl-C, or what ends a command as Ctrl-C does (``signals``), it is
+given time to end by itself (a terminal interrupts both), then it is interrupted, terminated and killed, by its id.
+What it wrote to stderr is kept and shown only if it dies without saying why.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from megatron_fixes.cli.proof_events import Failure, Result, parse
 from megatron_fixes.errors import MegatronFixesError, RefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from megatron_fixes.cli.proof_events import Event
 
@@ -48,7 +47,7 @@ def listen(command: Sequence[str], heed: Callable[[Event], None]) -> tuple[list[
     results: list[Result] = []
     failure: MegatronFixesError | None = None
     odd: deque[str] = deque(maxlen=TAIL_LINES)
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log, _ending_on_terminate():
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         process = subprocess.Popen(
             list(command), stdout=subprocess.PIPE, stderr=log, encoding="utf-8", errors="replace", env=environment()
         )
@@ -102,17 +101,3 @@ def end(process: subprocess.Popen[Any]) -> None:
         if process.poll() is None:
             process.kill()
             process.wait()
-
-
-@contextlib.contextmanager
-def _ending_on_terminate() -> Iterator[None]:
-    """Let SIGTERM end this process by an exception, so that the process of the proofs is ended too."""
-
-    def leave(number: int, frame: object) -> None:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

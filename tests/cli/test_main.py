@@ -207,7 +207,7 @@ def test_what_was_done_is_said_although_the_output_is_full(tree: Path, buffer: P
 
 def test_help_names_the_exit_codes_of_signals(cli: Cli) -> None:
     text = " ".join(cli("--help").out.split())
-    assert "130 interrupted, 141 the reader of the output went away, 143 terminated" in text
+    assert "129 the terminal hung up, 130 interrupted, 141 the reader of the output went away, 143 terminated" in text
 
 
 def test_an_interrupt_ends_with_130_and_no_traceback(process: Cli) -> None:

@@ -167,7 +167,7 @@ def test_the_process_does_not_import_from_the_working_directory(
     assert failure is None and len(results) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_no_process_is_left_behind(number: signal.Signals, stubborn: bool, tmp_path: Path) -> None:
     ignore = "import signal; signal.signal(2, signal.SIG_IGN); signal.signal(15, signal.SIG_IGN)\n" if stubborn else ""
@@ -177,7 +177,8 @@ def test_no_process_is_left_behind(number: signal.Signals, stubborn: bool, tmp_p
         "import sys\nfrom megatron_fixes.cli import proof_process\nproof_process.PATIENCE_S = 0.3\n"
         "real = proof_process.parse\n"
         "proof_process.parse = lambda line: print(line, flush=True) or real(line)\n"
-        f"proof_process.listen([sys.executable, {str(tmp_path / 'child.py')!r}], print)\n"
+        "from megatron_fixes.cli.signals import ending_by_exception\nwith ending_by_exception():\n"
+        f"    proof_process.listen([sys.executable, {str(tmp_path / 'child.py')!r}], print)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     command = [sys.executable, "-c", parent]
