@@ -37,7 +37,7 @@ _THIRD_PARTY = {
     "unidiff": ("__init__", "__version__", "constants", "errors", "patch"),
 }
 # What apply.py can do; the modules that these need are found by reading them.
-_ROOTS = ("megatron_fixes.cli.apply", "megatron_fixes.cli.revert", "megatron_fixes.cli.scan")
+_ROOTS = tuple(f"megatron_fixes.cli.{name}" for name in ("apply", "revert", "scan", "signals"))
 _STAND_INS = {"click": "click.py", "megatron_fixes.catalog.data": "data.py", "msgspec": "msgspec.py"}
 _PARTS = "scripts/apply_py"
 _FROM = {

@@ -6,12 +6,14 @@ Exit codes and messages are those of ``megatron-fixes``. Not here: list, explain
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 
 from megatron_fixes import __version__
 from megatron_fixes.catalog.data import require_whole
 from megatron_fixes.cli import output
+from megatron_fixes.cli.signals import EndedError, ending_by_exception
 from megatron_fixes.errors import MegatronFixesError, RefusedError, UsageError
 
 PROGRAM = "python3 apply.py"
@@ -25,7 +27,8 @@ Mend known defects of released Megatron-LM; megatron-fixes {__version__} in one 
   {PROGRAM} revert TREE                          take them out again, to the byte
 
 `{PROGRAM} COMMAND --help` names all options. Exit codes: 0 fine, 1 the check failed or was refused, 2 a mistake
-in the command, 70 a bug of ours, 130 interrupted, 141 the reader of the output went away."""
+in the command, 70 a bug of ours, 129 the terminal hung up, 130 interrupted, 141 the reader of the output went away,
+143 terminated."""
 
 
 def _run(arguments: list[str]) -> int:
@@ -62,7 +65,12 @@ def main(arguments: list[str]) -> int:
     output.settle_streams()
     output.is_terminal = lambda stream=None: False
     try:
-        return _run(arguments)
+        with ending_by_exception():
+            return _run(arguments)
+    except EndedError as ended:
+        with contextlib.suppress(OSError):
+            output.note(f"ended by {ended.name}; what a tree holds now, `{PROGRAM} scan` says")
+        return ended.exit_code
     except SystemExit as error:
         return int(error.code or 0)
     except KeyboardInterrupt:

@@ -143,15 +143,15 @@ def test_it_refuses_what_the_package_refuses(
 
 KILL = """
 import os, runpy, signal, sys
-left, real = int(sys.argv[1]), os.replace
+left, number, real = int(sys.argv[1]), int(sys.argv[2]), os.replace
 def replace(*paths):
     global left
     left -= str(paths[1]).endswith(".py")
     if left == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), number)
     real(*paths)
 os.replace = replace
-sys.argv = sys.argv[2:]
+sys.argv = sys.argv[3:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
@@ -172,7 +172,7 @@ def test_a_kill_in_the_middle_is_mended_by_the_next_command(
     for at in (len(changed) // 2, len(changed)):
         copy = tmp_path / f"killed-{at}"
         shutil.copytree(tree, copy, symlinks=True)
-        command = [sys.executable, "-I", "-S", "-c", KILL, str(at), str(program), way, str(copy)]
+        command = [sys.executable, "-I", "-S", "-c", KILL, str(at), "9", str(program), way, str(copy)]
         assert subprocess.run(command, capture_output=True).returncode == -signal.SIGKILL
         now = contents(copy)
         assert all(now[path] in (before[path], after[path]) for path in changed)
@@ -184,6 +184,15 @@ def test_a_kill_in_the_middle_is_mended_by_the_next_command(
         assert run(program, "revert", copy).code == 0
         assert contents(copy) == before
     assert mixed == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_it_in_the_middle_is_undone(number: signal.Signals, program: Path, trees: tuple[Path, Path]) -> None:
+    before = contents(trees[1])
+    command = ["-I", "-S", "-c", KILL, "3", str(int(number)), str(program), "apply", str(trees[1])]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+    assert (done.returncode, contents(trees[1]) == before) == (128 + number, True), done.stderr
+    assert done.stderr == f"ended by {number.name}; what a tree holds now, `python3 apply.py scan` says\n"
 
 
 def test_nothing_but_the_standard_library_and_itself_is_imported(program: Path, trees: tuple[Path, Path]) -> None:
