@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from megatron_fixes.catalog.regular import read_regular
 from megatron_fixes.errors import DataError
 
 if TYPE_CHECKING:
@@ -100,6 +101,6 @@ def load_known(path: Path) -> Known:
         DataError: Missing, or not of this version's form.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Known)
+        return msgspec.json.decode(read_regular(path), type=Known)
     except (OSError, msgspec.MsgspecError) as error:
         raise DataError(str(error), context=str(path), hint="Run `python scripts/record_fingerprints.py`.") from error

@@ -14,6 +14,7 @@ import msgspec
 from packaging.version import Version
 
 from megatron_fixes.catalog import hardware
+from megatron_fixes.catalog.regular import read_regular
 from megatron_fixes.errors import DataError
 
 if TYPE_CHECKING:
@@ -116,11 +117,11 @@ def load_matrix(path: Path) -> Matrix:
     """
     try:
         if path.suffix == ".json":
-            matrix = msgspec.json.decode(path.read_bytes(), type=Matrix)
+            matrix = msgspec.json.decode(read_regular(path), type=Matrix)
         else:
             from msgspec import yaml
 
-            content = path.read_bytes()
+            content = read_regular(path)
             matrix = yaml.decode(content, type=Matrix)
             _refuse_doubled_keys(content, path)
     except (OSError, msgspec.MsgspecError) as error:

@@ -14,6 +14,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from megatron_fixes.catalog.header import TERMINATOR, PatchHeader, parse_header
+from megatron_fixes.catalog.regular import read_regular
 from megatron_fixes.errors import DataError
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def load_series(root: Path, line: str) -> Series:
     for number, name in listed(folder / "series"):
         path = folder / name
         try:
-            content = path.read_bytes()
+            content = read_regular(path)
             text = content.decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(

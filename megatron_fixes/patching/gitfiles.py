@@ -20,6 +20,8 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from megatron_fixes.catalog.regular import read_regular
+
 _TAG_PREFIX = "core_v"
 _OBJECT_ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?\Z")
 _MAX_LINKS = 5
@@ -75,7 +77,7 @@ def tag_version(tag: str) -> Version | None:
 
 def _read(file: Path) -> str | None:
     try:
-        return file.read_text(encoding="utf-8", errors="replace")
+        return read_regular(file).decode("utf-8", "replace")
     except OSError:
         return None
 
@@ -120,7 +122,7 @@ def _peel(common: Path, object_id: str) -> str | None:
         if not _OBJECT_ID.match(object_id):
             return None
         try:
-            data = zlib.decompress((common / "objects" / object_id[:2] / object_id[2:]).read_bytes())
+            data = zlib.decompress(read_regular(common / "objects" / object_id[:2] / object_id[2:]))
         except OSError:
             # A packed object. A lightweight tag is then still equal to HEAD, an annotated one never is.
             return object_id

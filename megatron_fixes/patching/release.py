@@ -14,6 +14,7 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from megatron_fixes.catalog.regular import read_regular
 from megatron_fixes.patching.gitfiles import release_tag, tag_version
 
 PACKAGE_INFO = "megatron/core/package_info.py"
@@ -55,7 +56,7 @@ def _normal(text: str) -> str | None:
 
 def _from_package_info(file: Path) -> str | None:
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = ast.parse(read_regular(file))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     values: dict[str, object] = {}
@@ -94,7 +95,7 @@ def _constant(node: ast.expr, values: dict[str, object]) -> object:
 
 def _from_metadata(file: Path) -> str | None:
     try:
-        text = file.read_text(encoding="utf-8", errors="replace")
+        text = read_regular(file).decode("utf-8", "replace")
     except OSError:
         return None
     for line in text.split("\n"):

@@ -22,6 +22,7 @@ import os
 import stat
 from pathlib import Path
 
+from megatron_fixes.catalog.regular import read_regular
 from megatron_fixes.errors import RefusedError
 from megatron_fixes.patching.shell import quote
 
@@ -41,7 +42,7 @@ def read_file(file: Path) -> bytes | None:
         RefusedError: It is there and can't be read.
     """
     try:
-        return file.read_bytes()
+        return read_regular(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -20,6 +20,7 @@ from megatron_fixes.catalog import without_local
 from megatron_fixes.catalog.fingerprint import FunctionPrint, functions
 from megatron_fixes.catalog.known import ABSENT
 from megatron_fixes.catalog.likeness import likeness
+from megatron_fixes.catalog.regular import read_regular
 from megatron_fixes.catalog.verdict import Finding, Seen, judge
 from megatron_fixes.errors import DoesNotFitError, UsageError
 from megatron_fixes.patching.hunks import apply_patch
@@ -61,14 +62,14 @@ def read_files(target: Target, catalog: Catalog) -> dict[str, bytes]:
     files = {}
     for path in sorted({function.split("::")[0] for names in catalog.known.touches.values() for function in names}):
         try:
-            files[path] = (target.root / path).read_bytes()
+            files[path] = read_regular(target.root / path)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
             raise UsageError(
                 f"can't read a file that fixes touch: {error.strerror}",
                 context=str(target.root / path),
-                hint="Check its permissions.",
+                hint="See what it is, and whose: put the file of the release there, or make it readable.",
             ) from error
     return files
 

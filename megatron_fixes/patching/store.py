@@ -243,7 +243,8 @@ class Store:
     def _write_new(self, file: Path, content: bytes) -> None:
         with _unwritten(file):
             file.parent.mkdir(exist_ok=True)
-            descriptor = os.open(_new(file), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            descriptor = os.open(_new(file), flags | os.O_NONBLOCK, 0o666)  # a fifo there is not waited for
             try:
                 write_all(descriptor, content)
                 os.fsync(descriptor)
