@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``megatron-fixes scan``: what each fix is to a target, why, and what to type next. Reads only.
 
-Exit code 0 whatever was found; with ``--check`` 1 if a fix is needed or a touched function has drifted. Gated fixes do
-not count there: what ``apply`` without names leaves alone is no failure. What differs in a drifted function is shown up
+Exit code 0 whatever was found; with ``--check`` 1 if a fix is needed, a touched function has drifted, or an apply or
+revert was cut short, whose end is open. Gated fixes do not count there: what ``apply`` without names leaves alone is no
+failure. What differs in a drifted function is shown up
 to 20 lines a fix.
 """
 
@@ -268,7 +269,11 @@ def _print(target: Target, rows: Sequence[Row], catalog: Catalog, where: str, li
 
 @click.command("scan")
 @click.argument("target", required=False)
-@click.option("--check", is_flag=True, help="End with 1 if a fix is needed or has drifted; gated ones don't count.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="End with 1 if a fix is needed or has drifted (gated ones don't count), or an apply was cut short.",
+)
 @json_option
 def scan_command(target: str | None, check: bool, as_json: bool) -> int:
     """Say what each fix is to a Megatron-LM tree. Writes nothing.
@@ -292,4 +297,4 @@ def scan_command(target: str | None, check: bool, as_json: bool) -> int:
     else:
         _print(found, rows, catalog, as_typed(found, target), like)
     bad = any(row.finding.verdict in ("needed", "drifted") and not catalog.is_gated(row.finding.fix_id) for row in rows)
-    return 1 if check and bad else 0
+    return 1 if check and (bad or interruption(found)) else 0

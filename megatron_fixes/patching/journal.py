@@ -135,7 +135,7 @@ def decode(data: bytes, file: Path) -> Journal:
     try:
         schema = msgspec.json.decode(data, type=_SchemaOnly).schema
     except msgspec.DecodeError as error:
-        raise RefusedError(f"got a journal that can't be read ({error})", context=str(file), hint=hint) from None
+        raise RefusedError(f"got something else than a journal ({error})", context=str(file), hint=hint) from None
     if schema != SCHEMA:
         age, way = ("a newer", "Upgrade megatron-fixes, or revert") if schema > SCHEMA else ("an older", "Revert")
         message = f"got a journal of schema {schema}, expected {SCHEMA}: {age} version of megatron-fixes wrote it"

@@ -105,3 +105,32 @@ def test_a_process_of_its_own_goes_through_the_same_states(distribution: Path, t
     forked = states(lambda tree: main(["apply", str(tree)]), synthetic.write_tree(tmp_path / "a" / "tree"))
     assert len(forked) > 20
     assert states(start, synthetic.write_tree(tmp_path / "b" / "tree")) == forked
+
+
+def test_check_fails_while_an_end_is_open_though_all_fixes_are_in(
+    cli: Cli, process: Cli, distribution: Path, tmp_path: Path
+) -> None:
+    tree = synthetic.write_tree(tmp_path / "tree")
+    killed = (
+        "import os, sys\nfrom megatron_fixes.cli.main import main\nfrom megatron_fixes.patching.store import Store\n"
+        "Store.publish = lambda self: os._exit(9)\nmain(sys.argv[1:])\n"
+    )
+    assert process("apply", tree, root=distribution, program=["-c", killed]).code == 9
+    assert edited(tree) == NEW
+    assert cli("scan", tree).code == 0
+    assert cli("scan", tree, "--check").code == 1
+    assert cli("apply", tree).code == 0
+    assert cli("scan", tree, "--check").code == 0
+
+
+def test_a_journal_that_is_no_journal_is_said_once(cli: Cli, tmp_path: Path) -> None:
+    tree = synthetic.write_tree(tmp_path / "tree")
+    assert cli("apply", tree).code == 0
+    (tree / ".megatron-fixes" / "journal.json").write_text("{")
+    done = cli("scan", tree, "--check")
+    assert done.code == 1
+    (line,) = [line for line in done.out.splitlines() if "the journal can't be read" in line]
+    assert (
+        line.startswith("the journal can't be read: got something else than a journal (")
+        and line.count("can't be read") == 1
+    )

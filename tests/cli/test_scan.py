@@ -285,6 +285,7 @@ def test_an_interrupted_apply_is_said_and_not_mended(cli: Cli, process: Cli, tre
     before = contents(tree)
     assert "an earlier apply was cut short; the next apply or revert will undo it" in cli("scan", tree).out
     assert "an earlier apply was cut short" in cli("scan", tree, "--json").json["interrupted"]
+    assert cli("scan", tree, "--check").code == 1
     done = cli("apply", tree, "--dry-run")
     assert done.code == 0 and "an earlier apply was cut short" in done.out
     assert contents(tree) == before
