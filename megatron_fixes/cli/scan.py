@@ -108,7 +108,7 @@ def counts(rows: Sequence[Row]) -> str:
 
 
 def next_step(rows: Sequence[Row], catalog: Catalog, release: str | None, where: str) -> str:
-    """The one command to type after this scan, and what it is for where that could be mistaken.
+    """The one command to type after this scan, or that nothing is left to do.
 
     Args:
         rows: What each fix is to the target.
@@ -128,7 +128,7 @@ def next_step(rows: Sequence[Row], catalog: Catalog, release: str | None, where:
     if blocked or bare:
         return f"megatron-fixes explain {(blocked or bare)[0]}"
     if any(row.finding.verdict == "applied" for row in rows) and release is not None:
-        return f"megatron-fixes prove --release {release} shows them on the published release"
+        return f"nothing is left to do; megatron-fixes prove --release {release} shows what they do"
     return "megatron-fixes list"
 
 

@@ -155,7 +155,7 @@ def test_a_tree_that_names_no_known_release_is_mended_as_what_it_looks_like(
     assert cli("apply", named).code == 0
     for path in load_tables().paths.values():
         assert not (named / path).exists() or (tree / path).read_bytes() == (named / path).read_bytes()
-    last = f"next: megatron-fixes prove --release {release} shows them on the published release"
+    last = f"next: nothing is left to do; megatron-fixes prove --release {release} shows what they do"
     assert cli("scan", tree).out.splitlines()[-1] == last
     assert cli("scan", tree, "--check").code == 0
     assert cli("revert", tree).out.splitlines()[1] == release_line
@@ -262,7 +262,7 @@ def test_a_tree_in_the_working_directory_that_was_not_looked_at_is_pointed_out(
 def test_an_applied_tree_is_not_said_to_be_what_prove_looks_at(cli: Cli, small: Path) -> None:
     assert cli("apply", small).code == 0
     last = cli("scan", small).out.splitlines()[-1]
-    assert last == "next: megatron-fixes prove --release 0.16.1 shows them on the published release"
+    assert last == ("next: nothing is left to do; megatron-fixes prove --release 0.16.1 shows what they do")
 
 
 def test_a_path_that_is_not_megatron_is_the_users_mistake(cli: Cli, tmp_path: Path) -> None:
