@@ -153,7 +153,7 @@ def _print_packages(found: Sequence[Package]) -> None:
     for package in found:
         text = "none" if package.version is None else f"{package.version}  {package.where}"
         note = f"  ({package.note})" if package.note else ""
-        output.labelled(package.name, printable(text + note), _LABEL, wrap=False)
+        output.fact(package.name, printable(text + note), _LABEL)
     output.say()
 
 
@@ -167,16 +167,16 @@ def _print(
         remedy += f" ({GATED})" if catalog.is_gated(row.finding.fix_id) else ""
         if row.finding.fix_id in asked and row.finding.verdict in ("fixed-upstream", "not-affected"):
             remedy += f" (asked for, and not needed by {release})"
-        output.labelled(row.finding.fix_id, f"{row.finding.verdict}{remedy}", _LABEL, wrap=False)
+        output.fact(row.finding.fix_id, f"{row.finding.verdict}{remedy}", _LABEL)
     if rows:
         output.say()
-    output.labelled("overlay", overlay_line(facts, no_overlay), _LABEL, wrap=False)
-    output.labelled(".pth", ", ".join(facts.pth_found) or "none", _LABEL, wrap=False)
+    output.fact("overlay", overlay_line(facts, no_overlay), _LABEL)
+    output.fact(".pth", ", ".join(facts.pth_found) or "none", _LABEL)
     for setting in facts.settings:
-        output.labelled(setting["name"], f"{setting['value'] or '-'}  ({setting['source']})", _LABEL, wrap=False)
+        output.fact(setting["name"], f"{setting['value'] or '-'}  ({setting['source']})", _LABEL)
     output.say()
     for sentence in todo:
-        output.labelled("to do", sentence, _LABEL, wrap=False)
+        output.fact("to do", sentence, _LABEL)
     output.say("" if todo else "nothing to do", "bold")
 
 

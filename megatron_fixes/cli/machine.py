@@ -94,10 +94,10 @@ def show(machine: Machine, findings: Sequence[Finding], label_width: int) -> Non
     from megatron_fixes.machine.finding import printable
 
     for label, text in _facts(machine):
-        output.labelled(label, printable(text), label_width, wrap=False)
+        output.fact(label, printable(text), label_width)
     for finding in findings:
         source = f"  ({finding.source})" if finding.source and finding.verdict == "unfit" else ""
-        output.labelled(finding.verdict, finding.line + source, label_width, wrap=False)
+        output.fact(finding.verdict, finding.line + source, label_width)
 
 
 def _facts(machine: Machine) -> Iterator[tuple[str, str]]:

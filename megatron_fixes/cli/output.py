@@ -171,6 +171,17 @@ def labelled(label: str, text: str, label_width: int, *, wrap: bool = True) -> N
             print((head + line).rstrip())
 
 
+def fact(label: str, text: str, label_width: int) -> None:
+    """Print a label and what is known of it: wrapped beneath itself on a terminal, and one line in a pipe."""
+    labelled(label, text, label_width, wrap=is_terminal())
+
+
+def conclude(text: str, style: str) -> None:
+    """Print a sentence that ends what was said: wrapped on a terminal, and one line in a pipe."""
+    for line in textwrap.wrap(text, prose_width(), break_long_words=False) if is_terminal() else [text]:
+        say(line, style)
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, stacked: int = 1, piped: int | None = None) -> None:
     """Print rows in columns.
 

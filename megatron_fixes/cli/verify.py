@@ -57,12 +57,12 @@ def _sure(report: Report) -> bool:
 
 def _print(report: Report) -> None:
     for sentence in report.checked:
-        output.labelled("right", sentence, _LABEL, wrap=False)
+        output.fact("right", sentence, _LABEL)
     for sentence in report.unchecked:
-        output.labelled("left out", sentence, _LABEL, wrap=False)
+        output.fact("left out", sentence, _LABEL)
     for finding in report.findings:
-        output.labelled("WRONG", f"{shown(finding.file)}: {finding.message}", _LABEL, wrap=False)
-    output.say(_verdict(report), "bold red" if report.findings else "bold" if _sure(report) else "bold yellow")
+        output.fact("WRONG", f"{shown(finding.file)}: {finding.message}", _LABEL)
+    output.conclude(_verdict(report), "bold red" if report.findings else "bold" if _sure(report) else "bold yellow")
 
 
 @click.command("verify")

@@ -129,5 +129,15 @@ def test_a_narrow_terminal_gets_blocks_and_no_thin_columns(tree: Path, columns: 
     assert wide and " ".join(symptom.split()[:2]) in text
 
 
+def test_what_doctor_says_is_wrapped_on_a_terminal_and_whole_in_a_pipe(process: Cli, tree: Path) -> None:
+    variables = {"PYTHONPATH": f"{tree}:{ROOT}", "MEGATRON_FIXES": "MF0001,MF9999"}
+    _, text = on_terminal("doctor", columns=80, **variables)
+    lines = ESCAPE.sub("", text).splitlines()
+    assert any(line.startswith(" " * 27) for line in lines)
+    # What is longer is one word, such as a path, and is left whole.
+    assert not [line for line in lines if len(line) > 80 and len(line[27:].split()) > 1]
+    assert not [line for line in process("doctor", **variables).out.splitlines() if line.startswith(" " * 27)]
+
+
 def test_plain_lines_are_aligned_and_mark_empty_cells() -> None:
     assert plain_lines(("a", "bb"), [("xyz", ""), ("", "1\n2")]) == ["A    BB", "xyz  -", "-    1 | 2"]

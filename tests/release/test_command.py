@@ -42,6 +42,22 @@ def test_a_signed_release_is_good(released: Released, verify: Verify) -> None:
     assert out.splitlines()[-1] == f"good: megatron-fixes {LAYOUT.version}, signed"
 
 
+def test_what_is_said_is_wrapped_on_a_terminal(
+    folder: Path, released: Released, verify: Verify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / layout.SIGNATURE).write_bytes(signature.UNSIGNED)
+    (folder / LAYOUT.sbom).write_bytes(b"{}")
+    arguments = [(released.folder, "--key", released.public), (folder, "--allow-unsigned")]
+    whole = [verify(*one)[1] for one in arguments]
+    assert all(max(map(len, out.splitlines())) > 80 for out in whole)
+    monkeypatch.setattr("megatron_fixes.cli.output.is_terminal", lambda stream=None: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    for one, before in zip(arguments, whole, strict=True):
+        out = verify(*one)[1]
+        assert out.split() == before.split()
+        assert not [line for line in out.splitlines() if len(line) > 80 and len(line[10:].split()) > 1]
+
+
 def test_one_file_is_checked_with_the_sums_beside_it(folder: Path, released: Released, verify: Verify) -> None:
     for name in (LAYOUT.sdist, LAYOUT.wheel, LAYOUT.sbom):
         (folder / name).unlink()
