@@ -57,7 +57,7 @@ class Reverted:
         edited: Ids of fixes that an earlier apply put into files which were edited, and applied to again, since: what
             came back are the bytes of the edit, with whatever of these fixes they hold, and such a fix's other files
             keep it.
-        forgotten: Ids of fixes that were out already: only the journal was removed (``settle``).
+        forgotten: Ids of fixes that were out already, by other means: only the journal was removed.
     """
 
     files: tuple[str, ...] = ()

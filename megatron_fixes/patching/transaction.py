@@ -113,8 +113,10 @@ def revert(target: Target) -> Reverted:
         settled = journal.settled
         steps = _revert_steps(target, store, settled)
         _run(target, store, settled, Pending("revert", steps, Settled()))
-    files = tuple(record.path for record in settled.files)
-    return Reverted(files, tuple(fix.id for fix in settled.fixes), recovered, settled.edited)
+    ids = tuple(fix.id for fix in settled.fixes)
+    if not steps:
+        return Reverted(recovered=recovered, edited=settled.edited, forgotten=ids)
+    return Reverted(tuple(step.path for step in steps), ids, recovered, settled.edited)
 
 
 def settle(target: Target) -> Reverted:
