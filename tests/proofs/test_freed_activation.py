@@ -6,21 +6,20 @@ Not held here: that elements are wrong where they are freed, which depends on ti
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-import torch
-
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "freed_activation.py"
 
 
 def run(tree: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, SCRIPT, "--tree", tree, *options], capture_output=True, text=True, timeout=300
-    )
+    command = [sys.executable, SCRIPT, "--tree", tree, *options]
+    # As on a machine without GPUs, wherever this runs.
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def test_all_arrives_whole_where_nothing_is_freed(release_tree: Path) -> None:
@@ -29,7 +28,6 @@ def test_all_arrives_whole_where_nothing_is_freed(release_tree: Path) -> None:
     assert re.findall(r"rank (\d): .*'received': [1-9]\d+, 'wrong': (\d+)", done.stdout) == [("0", "0"), ("1", "0")]
 
 
-@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="there are two CUDA devices")
 def test_it_says_that_it_needs_two_gpus(release_tree: Path) -> None:
     done = run(release_tree)
     assert (done.returncode, "this needs two CUDA devices" in done.stderr) == (2, True)
