@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from megatron_fixes.collectives.store_thread import ANSWER_S, ask
+from megatron_fixes.collectives.threads import interpreter_ends
 
 if TYPE_CHECKING:
     from megatron_fixes.collectives.registry import GroupRecord
@@ -66,7 +67,8 @@ def meet(record: GroupRecord, meeting: str, within_s: float, word: str = "1") ->
     try:
         decided, silent = ask(lambda: _meet(record, meeting, within_s, word), within_s + LAST_WORD_S)
     except RuntimeError:
-        raise NotMetError(None, "the store did not answer") from None
+        ends = "the store can't be asked any more, the interpreter ends"
+        raise NotMetError(None, ends if interpreter_ends() else "the store did not answer") from None
     if decided == _MET:
         return
     if silent or int(decided) == record.rank:

@@ -11,6 +11,9 @@ memory on the way, for which CUDA may wait until nothing runs on the device. So 
 one is destroyed; one on which something is still under way, or to which ranks did not come, is aborted instead.
 Source: https://github.com/pytorch/pytorch/pull/141510, https://github.com/NVIDIA/nccl/pull/564.
 
+While the interpreter is torn down (destructors of what still lives at its exit), contexts are drained and told, and the
+groups are left to c10d and the end of the process: their ranks can't agree any more, and torch's own destroy may crash.
+
 Not handled: works that were issued without a context. gloo ends them as it likes; with NCCL ``destroy`` may wait for
 them without an end.
 """
@@ -27,6 +30,7 @@ from torch.distributed import distributed_c10d as c10d
 from megatron_fixes.collectives.arrivals import NotMetError, meet
 from megatron_fixes.collectives.errors import TeardownError
 from megatron_fixes.collectives.registry import GroupRecord, adrift, record_of
+from megatron_fixes.collectives.threads import interpreter_ends
 from megatron_fixes.collectives.waiting import require_time
 from megatron_fixes.errors import MegatronFixesError
 from megatron_fixes.events import Event, emit
@@ -78,7 +82,8 @@ def destroy_all(*, agree_s: float = AGREE_S) -> Teardown:
 
     Raises:
         TeardownError: Something went wrong on the way; all groups are destroyed all the same, but for one whose abort
-            does not end (with NCCL, for want of its other ranks), and then the default one.
+            does not end (with NCCL, for want of its other ranks), and then the default one; and while the
+            interpreter is torn down, when all are left.
         UsageError: ``agree_s`` is no time.
     """
     require_time("agree_s", agree_s)
@@ -93,6 +98,11 @@ def _destroy(records: Sequence[GroupRecord], agree_s: float) -> Teardown:
     errors: dict[str, str] = {}
     destroyed = []
     drained = [_drain(record, agree_s) for record in records]
+    if interpreter_ends():
+        why = "left to the end of the process, since the interpreter ends: its ranks can't agree any more"
+        raise TeardownError(
+            {record.name: "; ".join([*told, why]) for record, told in zip(records, drained, strict=True)}
+        )
     for record, told in zip(records, drained, strict=True):
         said = list(told)
         group = None if record.aborted else record.group()

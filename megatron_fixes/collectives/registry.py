@@ -6,7 +6,8 @@ destructor. It lives while c10d lists it, it was not aborted through us, and thi
 fork inherits the handles of communicators that belong to its parent.
 
 Not handled: a group whose back end was shut down behind c10d's back; using it fails as the back end likes. At the exit
-of the interpreter Python 3.12 and later start no thread: an abort there has no bound but the back end's.
+of the interpreter (``threads``), an abort in a function of ``atexit`` has no bound but the back end's since Python
+3.12; in a destructor the group is only kept, on any Python, and ends with the process.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
-import threading
 import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from megatron_fixes.collectives import threads
 from megatron_fixes.collectives.errors import GroupDestroyedError
 from megatron_fixes.errors import UsageError
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Iterator
 
 # NCCL took 0.5 s where it did not wait for a peer (two H200).
@@ -199,13 +201,12 @@ class GroupRecord:
             with suppress(RuntimeError):
                 group.abort()
 
-        thread = threading.Thread(target=give_up, name="megatron-fixes-abort", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
+        if threads.interpreter_ends():
+            return
+        self._abort = threads.start(give_up, "megatron-fixes-abort")
+        if self._abort is None:
             give_up()
             return
-        self._abort = thread
         self.aborting(ABORT_S)
 
     def aborting(self, within_s: float = 0.0) -> bool:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.overrides import has_torch_function
 
+from megatron_fixes.collectives.threads import interpreter_ends
 from megatron_fixes.collectives.waiting import ThreadedWork
 from megatron_fixes.errors import UsageError
 
@@ -165,10 +166,20 @@ def describe(requests: Sequence[Request]) -> str:
 
 
 def issue(requests: Sequence[Request], group: Any) -> list[Any]:
-    """Issue requests that were checked, several as one coalesced run; the works to wait for."""
+    """Issue requests that were checked, several as one coalesced run; the works to wait for.
+
+    Raises:
+        UsageError: It needs a thread, and the interpreter is being torn down; nothing was issued.
+    """
     first = requests[0]
+    threaded = first.kind == "reduce_scatter" and not first.tensors[0].is_cuda
+    if threaded and interpreter_ends():
+        raise UsageError(
+            f"got {describe(requests)} while the interpreter ends, expected it earlier: no thread can wait for it",
+            hint="Use contexts in the program, not in destructors that run at its exit.",
+        )
     works = [first.issue_alone(group)] if len(requests) == 1 else _issue_run(requests, group)
-    if first.kind == "reduce_scatter" and not first.tensors[0].is_cuda:
+    if threaded:
         return [ThreadedWork(work) for work in works]
     return works
 

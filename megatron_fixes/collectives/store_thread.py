@@ -5,14 +5,17 @@ A store's own timeout bounds how long it waits for a key, not how long it is sil
 stopped, or can't be reached, answers nothing and closes nothing, and set, get and check wait for it without an end
 (torch 2.13). So does the group that uses it; what is late there is told all the same.
 
-Not handled: a question that was given up may still reach a store that goes on, and be answered to nobody. At the exit
-of the interpreter Python 3.12 and later start no thread: what is asked then has no bound.
+At the exit of the interpreter (``threads``) there is no such bound in functions of ``atexit`` since Python 3.12, and
+in destructors the store is not asked at all, on any Python.
+
+Not handled: a question that was given up may still reach a store that goes on, and be answered to nobody.
 """
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, TypeVar
+
+from megatron_fixes.collectives import threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +38,7 @@ def ask(question: Callable[[], Answer], within_s: float = ANSWER_S) -> Answer:
         within_s: How long to wait for it. The thread is a daemon, so that the interpreter's exit does not wait for it.
 
     Raises:
-        StoreSilentError: There was no answer in time.
+        StoreSilentError: There was no answer in time, or the interpreter is being torn down.
         RuntimeError: What the question raised.
     """
     answers: list[Answer] = []
@@ -47,10 +50,10 @@ def ask(question: Callable[[], Answer], within_s: float = ANSWER_S) -> Answer:
         except BaseException as error:  # noqa: BLE001 - raised where it was asked
             errors.append(error)
 
-    thread = threading.Thread(target=put, name="megatron-fixes-store", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
+    if threads.interpreter_ends():
+        raise StoreSilentError("the store can't be asked any more, the interpreter ends")
+    thread = threads.start(put, "megatron-fixes-store")
+    if thread is None:
         return question()
     thread.join(within_s)
     if answers:

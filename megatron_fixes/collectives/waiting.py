@@ -14,6 +14,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from megatron_fixes.collectives import threads
 from megatron_fixes.config import LONGEST_S
 from megatron_fixes.errors import UsageError
 
@@ -73,14 +74,15 @@ class ThreadedWork:
     """Stands for a work that takes no timeout and never says that it is complete: a thread of its own waits for it.
 
     That is gloo's reduce-scatter (torch 2.13), whose last part, a copy of the result, runs in ``wait``. The thread ends
-    with the work; it is a daemon, so that the interpreter's exit doesn't wait for a peer.
+    with the work; it is a daemon, so that the interpreter's exit doesn't wait for a peer. Where none can be started any
+    more, in functions of ``atexit`` since Python 3.12, ``wait`` itself waits, and has no bound but the back end's.
     """
 
     def __init__(self, work: Any) -> None:
         self._work = work
         self._ended = threading.Event()
         self._error: RuntimeError | None = None
-        threading.Thread(target=self._wait, name="megatron-fixes-wait", daemon=True).start()
+        self._thread = threads.start(self._wait, "megatron-fixes-wait")
 
     def _wait(self) -> None:
         try:
@@ -100,6 +102,8 @@ class ThreadedWork:
         Raises:
             RuntimeError: It failed, or it is not complete at the timeout; then it goes on.
         """
+        if self._thread is None and not self._ended.is_set():
+            self._wait()
         if not self._ended.wait(timeout.total_seconds() if timeout else None):
             raise RuntimeError("Operation timed out!")
         if self._error is not None:

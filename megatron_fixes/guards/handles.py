@@ -11,14 +11,16 @@ which comes after a step or a layout was given up; in a step the watcher looks o
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from megatron_fixes.collectives import threads
 from megatron_fixes.collectives.waiting import DeadlinePassed, wait_for
 from megatron_fixes.guards.late import tell_late
 
 if TYPE_CHECKING:
+    import threading
+
     from megatron_fixes.guards.late import Terms
     from megatron_fixes.guards.ledger import Outstanding
 
@@ -63,8 +65,10 @@ class BoundedHandle:
     def wait_within(self, within_s: float | None) -> None:
         """As ``wait``, with another deadline in seconds; None: for ever."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._wait, name="megatron-guards-wait", daemon=True)
-            self._thread.start()
+            self._thread = threads.start(self._wait, "megatron-guards-wait")
+        if self._thread is None:
+            self.inner.wait()  # at the interpreter's exit, with no bound but the back end's
+            return
         self._thread.join(within_s)
         if self._thread.is_alive():
             raise tell_late(self._outstanding, time.monotonic() - self._outstanding.since_s, self._terms)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from megatron_fixes.collectives import threads
 from megatron_fixes.events import Event, emit
 from megatron_fixes.guards.handles import is_complete
 from megatron_fixes.guards.late import tell_late
@@ -51,13 +52,11 @@ class Watcher:
         return self._thread is not None
 
     def start(self) -> None:
-        """Start the thread, if it is not there."""
+        """Start the thread, if it is not there and the interpreter still starts any."""
         if self._thread is None:
             self._end = threading.Event()
             device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-            arguments = (self._end, device)
-            self._thread = threading.Thread(target=self._run, args=arguments, name="megatron-guards", daemon=True)
-            self._thread.start()
+            self._thread = threads.start(self._run, "megatron-guards", self._end, device)
 
     def stop(self) -> None:
         """End the thread; it may be at most in the middle of telling."""

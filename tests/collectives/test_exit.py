@@ -60,3 +60,47 @@ def test_exit_with_work_in_flight_is_bounded_and_told(tmp_path: Path) -> None:
         for rank in ranks:
             rank.kill()
             rank.communicate()
+
+
+IN_A_DESTRUCTOR = """
+import os, sys
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+import torch
+import torch.distributed as dist
+from megatron_fixes.collectives import AllReduceContext, groups
+dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 1), rank=0, world_size=1)
+
+def told(call):
+    try:
+        call()
+    except Exception as error:
+        print(type(error).__name__, error, flush=True)
+
+class Trainer:
+    def __del__(self):
+        context, checked = AllReduceContext(deadline_s=2), AllReduceContext(deadline_s=2, checked=True)
+        told(lambda: context.reduce_scatter(torch.ones(4), torch.ones(4)))
+        told(lambda: checked.all_reduce(torch.ones(4)))
+        print(context.outstanding, checked.outstanding, flush=True)
+        told(lambda: groups.destroy(agree_s=2))
+
+trainer = Trainer()
+"""
+
+
+def test_a_destructor_at_the_exit_starts_no_thread_and_is_told(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(IN_A_DESTRUCTOR)
+    ended = subprocess.run(
+        [sys.executable, str(program), str(tmp_path / "store")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PATH": "", "PYTHONPATH": str(ROOT)},
+    )
+    assert ended.returncode == 0, ended.stderr
+    refused, _, unmet, _, nothing, left = ended.stdout.splitlines()
+    assert refused.startswith("UsageError got reduce_scatter") and "while the interpreter ends" in refused
+    assert "the store can't be asked any more, the interpreter ends; nothing was issued" in unmet
+    assert nothing == "() ()"
+    assert left.startswith("TeardownError") and "left to the end of the process" in left
