@@ -33,11 +33,14 @@ if TYPE_CHECKING:
 # NCCL took 0.5 s where it did not wait for a peer (two H200).
 ABORT_S = 2.0
 _forks = 0
+# What c10d listed at a fork: the parent's, whether a context has used it or not.
+_inherited: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _forked() -> None:
     global _forks  # noqa: PLW0603 - the one fact that a fork changes
     _forks += 1
+    _inherited.update(list(c10d._world.pg_map))
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -114,7 +117,7 @@ class GroupRecord:
         self.aborted = False
         self._abort: threading.Thread | None = None
         self.adrift: list[Adrift] = []
-        self.forks = _forks
+        self.forks = _forks - (group in _inherited)
         self._mark, self._life = secrets.token_hex(8), -1
 
     def group(self) -> Any:
@@ -268,16 +271,15 @@ def record_of(group: Any = None, *, to_destroy: bool = False) -> GroupRecord:
             hint="new_group gives a rank that is not in the group no group: make contexts on its ranks only.",
         )
     record = _records.get(group)
-    if record is not None:
-        if not to_destroy or record.listed() is None:
-            record.require("a context")
-        return record
-    if group not in c10d._world.pg_map:
-        raise GroupDestroyedError(
-            f"got process group {getattr(group, 'group_name', group)!r}, but it is gone or this rank is not in it",
-            hint="Make the group anew, on all its ranks.",
-        )
-    record = _records[group] = GroupRecord(group)
+    if record is None:
+        if group not in c10d._world.pg_map:
+            raise GroupDestroyedError(
+                f"got process group {getattr(group, 'group_name', group)!r}, but it is gone or this rank is not in it",
+                hint="Make the group anew, on all its ranks.",
+            )
+        record = _records[group] = GroupRecord(group)
+    if not to_destroy or record.listed() is None:
+        record.require("groups.destroy" if to_destroy else "a context")
     return record
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -40,7 +41,7 @@ def test_destroy_drains_what_is_under_way_and_then_destroys(tmp_path: Path) -> N
 
     for state, tensor, count, listed, gone in results(run(body, 2, tmp_path)):
         assert (state, tensor, count, listed) == ("done", [2.0] * 4, 1, False)
-        assert "destroyed" in gone
+        assert "for groups.destroy, but it was destroyed" in gone
 
 
 def test_all_groups_go_children_first_and_the_default_one_last(tmp_path: Path) -> None:
@@ -137,6 +138,30 @@ def test_a_group_that_was_given_up_is_destroyed_like_the_others(tmp_path: Path) 
     assert (initialized, left) == (False, 0)
     # What was given up is not agreed on any more: its ranks were told when it was.
     assert "teardown of 2 process groups" in text and f"{names[2]}: ranks [1] did not come" in text
+
+
+def test_a_fork_can_not_destroy_a_group_that_no_context_has_used(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        group = dist.new_group([0, 1])
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            calls = (
+                AllReduceContext,
+                lambda: groups.destroy(group, agree_s=0.2),
+                lambda: groups.destroy_all(agree_s=0.2),
+            )
+            try:
+                os.write(write, "\n".join(said(GroupDestroyedError, call) for call in calls).encode())
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        os.close(write)
+        told = os.read(read, 5000).decode()
+        return [told.count("belongs to the process that this one was forked from"), groups.destroy_all().destroyed]
+
+    for told, destroyed in results(run(body, 2, tmp_path)):
+        assert (told, len(destroyed)) == (3, 2)
 
 
 @pytest.mark.parametrize("agree_s", [0, -1.0, float("nan"), float("inf"), 1e300])
