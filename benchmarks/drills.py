@@ -75,7 +75,10 @@ DRILLS = (
         "group destroyed under work",
         teardowns.destroyed_bare,
         teardowns.destroyed_ours,
-        (rf"TeardownError: .*collective 0 .*{GONE}", rf"TeardownError: .*ranks \[0\] did not come.*{GONE}"),
+        (
+            rf"TeardownError: .*collective 0 .*{GONE}",
+            rf"TeardownError: .*ranks \[0\] (did not come|gave it up).*{GONE}",
+        ),
         given_up=(1, 0),
     ),
     Drill(
@@ -95,10 +98,10 @@ DRILLS = (
         "stuck groups destroyed in different orders",
         teardowns.stuck_bare,
         teardowns.stuck_ours,
-        # Each rank is stuck on another group, and misses its peer on the one that the peer gave up.
+        # Each rank is stuck on another group, and is told so of the one that its peer gave up.
         (
-            r"TeardownError: .*ranks \[1\] did not come.*got no end of collective 0",
-            r"TeardownError: .*got no end of collective 0.*ranks \[0\] did not come",
+            r"TeardownError: .*ranks \[1\] gave it up.*got no end of collective 0",
+            r"TeardownError: .*got no end of collective 0.*ranks \[0\] gave it up",
         ),
         given_up=(1, 1),
         # With NCCL, each end of a group and each connection takes up to half a second beside the waits.
@@ -193,7 +196,9 @@ def in_brief(text: str) -> str:
     error = re.match(r"(.*?\b\w+Error)\b:(.*)", text)
     if error is None:
         return text
-    named = re.findall(r"ranks \[[\d, ]+\](?= did not come|: \w+_)|(?<=issued it: )ranks \[[\d, ]+\]", error[2])
+    named = re.findall(
+        r"ranks \[[\d, ]+\](?= did not come| gave it up|: \w+_)|(?<=issued it: )ranks \[[\d, ]+\]", error[2]
+    )
     return f"{error[1]}, names {' and '.join(dict.fromkeys(named))}" if named else error[1]
 
 

@@ -27,7 +27,7 @@ LISTEN_S = 1.0
 # A TCPStore needs 5 s more for a wait that ends about when its key comes (torch 2.13); it is not silent then.
 LAST_WORD_S = 6.0
 _PAUSE_S = 0.02
-_MET = "met"
+MET = "met"
 
 
 class NotMetError(Exception):
@@ -69,7 +69,7 @@ def meet(record: GroupRecord, meeting: str, within_s: float, word: str = "1") ->
     except RuntimeError:
         ends = "the store can't be asked any more, the interpreter ends"
         raise NotMetError(None, ends if interpreter_ends() else "the store did not answer") from None
-    if decided == _MET:
+    if decided == MET:
         return
     if silent or int(decided) == record.rank:
         raise NotMetError(silent, f"ranks {list(silent)} did not come")
@@ -83,11 +83,11 @@ def _meet(record: GroupRecord, meeting: str, within_s: float, word: str) -> tupl
     store.set(word_key(meeting, record.rank), word)
     try:
         store.wait(keys if first else [verdict], timedelta(seconds=within_s))
-        mine = _MET
+        mine = MET
     except RuntimeError:
         mine = str(record.rank)
     decided = store.compare_set(verdict, "", mine).decode()
-    if decided == _MET:
+    if decided == MET:
         return decided, ()
     return decided, tuple(rank for rank in record.ranks if not store.check([word_key(meeting, rank)]))
 

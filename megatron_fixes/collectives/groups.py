@@ -3,8 +3,8 @@
 
 Every rank of a group calls for it. Order is that of c10d's own list backwards: groups are made in the same order on all
 ranks that share them, so any two ranks destroy those that they share in the same order; the default group goes last.
-Before a group is destroyed its ranks tell each other through the store that they are ready, within a deadline: a
-gloo group that one rank destroys while a peer is still connecting it ends in an error on the peer.
+Before a group is destroyed its ranks tell each other through the store that they are ready, within a deadline
+(``partings``): a gloo group that one rank destroys while a peer is still connecting it ends in an error on the peer.
 
 NCCL destroys a group only once all that is under way on it has ended and its ranks on the node have come, and frees
 memory on the way, for which CUDA may wait until nothing runs on the device. So all groups are drained before the first
@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from megatron_fixes.collectives.arrivals import NotMetError, meet
 from megatron_fixes.collectives.errors import TeardownError
+from megatron_fixes.collectives.partings import Partings
 from megatron_fixes.collectives.registry import GroupRecord, adrift, record_of
 from megatron_fixes.collectives.threads import interpreter_ends
 from megatron_fixes.collectives.waiting import require_time
@@ -97,7 +97,8 @@ def destroy_all(*, agree_s: float = AGREE_S) -> Teardown:
 def _destroy(records: Sequence[GroupRecord], agree_s: float) -> Teardown:
     errors: dict[str, str] = {}
     destroyed = []
-    drained = [_drain(record, agree_s) for record in records]
+    end, partings = time.monotonic() + agree_s, Partings(agree_s)
+    drained = [_drain(record, agree_s, end) for record in records]
     if interpreter_ends():
         why = "left to the end of the process, since the interpreter ends: its ranks can't agree any more"
         raise TeardownError(
@@ -107,11 +108,13 @@ def _destroy(records: Sequence[GroupRecord], agree_s: float) -> Teardown:
         said = list(told)
         group = None if record.aborted else record.group()
         if group is not None:
-            absent = _agree(record, agree_s)
+            absent = partings.agree(record)
             said += absent
             # gloo waits too, in the group's destructor, for what is under way.
             if record.sweep() or (absent and _waits_for_all(group)):
                 record.abort()
+        elif record.aborted:
+            partings.tell_given_up(record)
         said += _end(record, records, agree_s)
         destroyed.append(record.name)
         if said:
@@ -128,7 +131,7 @@ def _tell(left: Sequence[str]) -> None:
     emit(Event("collectives-adrift", message, {"count": len(left), "collectives": tuple(left)}))
 
 
-def _drain(record: GroupRecord, within_s: float) -> list[str]:
+def _drain(record: GroupRecord, within_s: float, end: float) -> list[str]:
     said = []
     for context in list(record.contexts):
         try:
@@ -136,21 +139,11 @@ def _drain(record: GroupRecord, within_s: float) -> list[str]:
         except MegatronFixesError as error:
             said.append(str(error))
     # What was dropped is under way all the same: gloo never ends it once the group is destroyed.
-    end = time.monotonic() + within_s
     while (left := record.sweep()) and not record.aborted:
         if time.monotonic() >= end:
             return [*said, f"{left} dropped collectives were not complete after {within_s:g} s"]
         time.sleep(0.002)
     return said
-
-
-def _agree(record: GroupRecord, within_s: float) -> list[str]:
-    """Tell the other ranks that this one is ready, and wait for them."""
-    try:
-        meet(record, "ready", within_s)
-    except NotMetError as error:
-        return [f"{error} to destroy it within {within_s:g} s"]
-    return []
 
 
 def _waits_for_all(group: Any) -> bool:
