@@ -57,7 +57,7 @@ class Partings:
         self._absent -= set(record.ranks)
         if decided == MET:
             return []
-        if not missing and int(decided) != record.rank:
+        if not missing:
             return [f"rank {decided} came and did not wait {by_when}"]
         self._absent |= set(missing)
         self._look_until = self._look_until or time.monotonic() + LOOK_S
@@ -68,8 +68,9 @@ class Partings:
 
         def tell() -> None:
             store = record.store()
-            store.set(word_key(_MEETING, record.rank), "1")
+            # In this order: who sees this rank there finds it decided.
             store.compare_set(_VERDICT, "", f"{_GAVE_UP}{record.rank}")
+            store.set(word_key(_MEETING, record.rank), "1")
 
         if self._silent or record.listed() is None:
             return
@@ -80,13 +81,18 @@ class Partings:
 
     def _come(self, record: GroupRecord) -> tuple[str, tuple[int, ...]]:
         """What was decided, and who had not come if somebody did not wait."""
+
+        def missing() -> tuple[int, ...]:
+            return tuple(rank for rank in record.ranks if not store.check([word_key(_MEETING, rank)]))
+
         store = record.store()
         store.set(word_key(_MEETING, record.rank), "1")
-        mine = MET if self._all_there(record, store) else str(record.rank)
+        absent = () if self._all_there(record, store) else missing()
+        mine = str(record.rank) if absent else MET
         decided = store.compare_set(_VERDICT, "", mine).decode()
         if decided == MET or decided.startswith(_GAVE_UP):
             return decided, ()
-        return decided, tuple(rank for rank in record.ranks if not store.check([word_key(_MEETING, rank)]))
+        return decided, absent if decided == mine else missing()
 
     def _all_there(self, record: GroupRecord, store: Any) -> bool:
         """Wait until all have come, or it is decided, or only those are missing that were waited for before."""
