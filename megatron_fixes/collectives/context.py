@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 DRAIN_S = 30.0
 # The same at the exit of the interpreter, where bare gloo blocks until the group's own timeout.
 EXIT_S = 5.0
+# What a back end says of a collective that it can't do, whatever its peers do; gloo says it in the wait.
+REFUSALS = ("invalid scalar type", "unsupported", "not supported", "cannot use")
 
 
 class Handle:
@@ -362,10 +364,14 @@ class AllReduceContext:
 
     def _failed(self, operation: Operation, error: RuntimeError) -> CollectiveFailedError:
         record = self._record
+        if any(word in str(error).lower() for word in REFUSALS):
+            hint = "Give the back end a type and an operation that it takes; make the group anew if ranks differed."
+        else:
+            hint = "A peer may be gone; make the group anew on the ranks that are left."
         return CollectiveFailedError(
             f"got an error for {operation} on process group {record.name} of ranks {list(record.ranks)}: {error}",
             context=f"rank {record.rank}, {operation.place}",
-            hint="A peer may be gone; make the group anew on the ranks that are left.",
+            hint=hint,
         )
 
 

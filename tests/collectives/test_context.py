@@ -361,6 +361,18 @@ def test_a_fork_can_not_use_the_groups_of_its_parent_and_does_not_disturb_them(t
         assert tensor == [2.0] * 4
 
 
+def test_a_type_that_the_back_end_does_not_take_is_not_laid_to_a_peer(tmp_path: Path) -> None:
+    def body(rank: int) -> Any:
+        context = AllReduceContext(deadline_s=5.0)
+        text = said(CollectiveFailedError, lambda: context.all_reduce(ones().to(torch.float8_e4m3fn)).wait())
+        with AllReduceContext(deadline_s=5.0) as after:
+            after.all_reduce(ones())
+        return text
+
+    for text in results(run(body, 2, tmp_path)):
+        assert "Invalid scalar type" in text and "Give the back end a type" in text and "peer" not in text
+
+
 def test_no_thread_is_left(tmp_path: Path) -> None:
     def body(rank: int) -> Any:
         before = threading.active_count()
