@@ -9,7 +9,8 @@ itself.
 
 Bounded in time: at a case's deadline the ranks still running are killed by process id, and a rank whose parent
 was killed ends by its own alarm. A rank that dies or raises makes the case ``not-runnable``, with its message:
-the proof was not carried out. It is never taken for a clean run.
+the proof was not carried out. It is never taken for a clean run. A case whose rank crashed is run once more and says
+so (``again_after``): a fork of a process that has loaded torch now and then finds its heap broken, whatever it runs.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from megatron_fixes.proofs.ranks import Rank
 
 BRIEFLY = "--briefly"
+CRASHES = frozenset({-signal.SIGABRT, -signal.SIGBUS, -signal.SIGSEGV})
 
 
 def prepare(tree: Path, backend: Backend) -> None:
@@ -147,7 +149,15 @@ def _failure(folder: Path, rank: int, code: int) -> str:
 
 
 def run_case(case: Case, fix_id: str, tree: Path) -> dict[str, Any]:
-    """Start the ranks of a case, wait, and judge. Never raises for what a rank did."""
+    """Run a case, and once more if a rank of it crashed. Never raises for what a rank did."""
+    report, code = _run_once(case, fix_id, tree)
+    if code not in CRASHES:
+        return report
+    return {**_run_once(case, fix_id, tree)[0], "again_after": report["summary"]}
+
+
+def _run_once(case: Case, fix_id: str, tree: Path) -> tuple[dict[str, Any], int]:
+    """Start the ranks of a case, wait, and judge; return with it the exit code of the rank that failed first, or 0."""
     folder = Path(tempfile.mkdtemp(prefix="megatron-fixes-"))
     started = time.monotonic()
     ranks: dict[int, Rank] = {}
@@ -164,13 +174,14 @@ def run_case(case: Case, fix_id: str, tree: Path) -> dict[str, Any]:
         late = [rank for rank, code in codes.items() if code is None]
         if failed:
             cause = _first_to_fail(folder, failed)
-            return {**report, "outcome": "not-runnable", "summary": _failure(folder, cause, failed[cause])}
+            summary = _failure(folder, cause, failed[cause])
+            return {**report, "outcome": "not-runnable", "summary": summary}, failed[cause]
         if late:
             summary = f"ranks {late} not done after {case.timeout_s:g} s"
-            return {**report, "outcome": "timeout", "summary": summary}
+            return {**report, "outcome": "timeout", "summary": summary}, 0
         evidence = [json.loads((folder / f"{rank}.json").read_text()) for rank in ranks]
         judgement = case.judge(evidence)
-        return {**report, "outcome": judgement.outcome, "summary": judgement.summary, "by_rank": evidence}
+        return {**report, "outcome": judgement.outcome, "summary": judgement.summary, "by_rank": evidence}, 0
     finally:
         for started_rank in ranks.values():
             started_rank.kill()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 from functools import cache
 from typing import Any
 
@@ -36,7 +37,14 @@ def prove(release: str) -> dict[tuple[str, str], dict[str, Any]]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=1600)
     assert done.returncode == 0, done.stdout + done.stderr
     events = [json.loads(line) for line in done.stdout.splitlines()]
-    return {(event["variant"], event["id"]): event for event in events if event["event"] == "result"}
+    results = {(event["variant"], event["id"]): event for event in events if event["event"] == "result"}
+    for (variant, fix_id), result in results.items():
+        for name, case in result["evidence"].items():
+            if "again_after" in case:
+                warnings.warn(
+                    f"{release} {variant} {fix_id}, {name}: run again after {case['again_after']}", stacklevel=1
+                )
+    return results
 
 
 @cache

@@ -87,6 +87,26 @@ def test_what_ranks_do_becomes_the_right_outcome(name: str) -> None:
     assert ("by_rank" in report) == (outcome in ("clean", "defect"))
 
 
+def test_a_case_whose_rank_crashed_is_run_once_more_and_says_so(tmp_path: Path) -> None:
+    mark = str(tmp_path / "tried")
+    crash = "os.kill(os.getpid(), signal.SIGABRT)"
+    report, _ = run(f"lambda rank: add(rank) if rank or os.path.exists({mark!r}) else (open({mark!r}, 'w'), {crash})")
+    assert (report["outcome"], report["summary"]) == ("clean", "3 ranks")
+    assert report["again_after"] == "rank 0: ended with exit code -6"
+
+
+def test_a_case_whose_rank_crashes_again_was_not_carried_out() -> None:
+    report, _ = run("lambda rank: add(rank) if rank else os.kill(os.getpid(), signal.SIGSEGV)")
+    assert (report["outcome"], report["summary"]) == ("not-runnable", "rank 0: ended with exit code -11")
+    assert report["again_after"] == report["summary"]
+
+
+def test_other_ends_are_not_tried_again() -> None:
+    for name in ("right", "raises", "killed", "hangs"):
+        report, _ = run(SCENARIOS[name][0])
+        assert "again_after" not in report
+
+
 def test_a_hanging_rank_is_ended_and_nothing_is_left_running() -> None:
     marker = f"hanging-rank-of-{os.getpid()}"
     report, elapsed = run(f"lambda rank: ({marker!r}, time.sleep(600))")
