@@ -10,7 +10,7 @@ itself.
 Bounded in time: at a case's deadline the ranks still running are killed by process id, and a rank whose parent
 was killed ends by its own alarm. A rank that dies or raises makes the case ``not-runnable``, with its message:
 the proof was not carried out. It is never taken for a clean run. A case whose rank crashed is run once more and says
-so (``again_after``): a fork of a process that has loaded torch now and then finds its heap broken, whatever it runs.
+so (``again_after``): once in some 10,000 cases a rank was seen to find its heap broken.
 """
 
 from __future__ import annotations
