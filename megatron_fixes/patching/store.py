@@ -22,6 +22,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,14 +59,17 @@ class Store:
         Raises:
             RefusedError: Something else has its name.
         """
-        if self.directory.is_dir():
-            return True
-        if os.path.islink(self.directory):
-            message = f"got a symbolic link to {os.readlink(self.directory)}, which is no directory"
-        elif os.path.lexists(self.directory):
-            message = "got something that is no directory"
-        else:
+        # One look: another process may make or remove it meanwhile.
+        try:
+            mode = self.directory.lstat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
             return False
+        if stat.S_ISDIR(mode) or (stat.S_ISLNK(mode) and self.directory.is_dir()):
+            return True
+        if stat.S_ISLNK(mode):
+            message = f"got a symbolic link to {os.readlink(self.directory)}, which is no directory"
+        else:
+            message = "got something that is no directory"
         hint = "put back what it stood for, or remove it if no fix was applied from here"
         raise RefusedError(f"{message}, expected the journal's directory", context=str(self.directory), hint=hint)
 
