@@ -15,13 +15,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def read_regular(path: Path) -> bytes:
+class NotRegularError(OSError):
+    """What lies there is a fifo or a device; its errno is EINVAL."""
+
+
+def read_regular(path: Path, most: int = -1) -> bytes:
     """Read a regular file; a link to one will do.
 
+    Args:
+        path: Of the file.
+        most: Read no more bytes than that; negative: all.
+
     Raises:
-        OSError: It can't be read, or is something else: EISDIR for a folder, EINVAL for a fifo or a device.
+        NotRegularError: It is a fifo or a device.
+        OSError: It can't be read; EISDIR for a folder.
     """
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "a fifo or a device, and no regular file", str(path))
-        return file.read()
+            raise NotRegularError(errno.EINVAL, "a fifo or a device, and no regular file", str(path))
+        return file.read(most)

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatron_fixes.catalog import regular
 from megatron_fixes.errors import RefusedError, UsageError
 from megatron_fixes.release.archive import MAX_BYTES
 from megatron_fixes.release.layout import SIGNATURE, SUMS, looks_like_ours
@@ -79,10 +80,10 @@ def read_regular(path: Path, limit: int, expected: str) -> bytes:
         UsageError: It is not there, can't be read, is no regular file, or has more bytes.
     """
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise UsageError(f"got a fifo or a device, expected {expected} as a regular file", context=str(path))
-            content = file.read(limit + 1)
+        content = regular.read_regular(path, limit + 1)
+    except regular.NotRegularError:
+        message = f"got a fifo or a device, expected {expected} as a regular file"
+        raise UsageError(message, context=str(path)) from None
     except OSError as error:
         raise UsageError(f"got '{error.strerror}', expected {expected}", context=str(path)) from None
     if len(content) > limit:
