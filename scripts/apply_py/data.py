@@ -7,13 +7,11 @@ itself is the one that was published is what the signature over the whole tarbal
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
-import stat
 from pathlib import Path
 
+from megatron_fixes.catalog.regular import read_regular
 from megatron_fixes.errors import RefusedError
 
 _HERE = Path(__file__).resolve().parent
@@ -40,14 +38,6 @@ def fingerprints_path() -> Path:
     return _HERE / "fingerprints.json"
 
 
-def _read(path: Path) -> bytes:
-    """Read a regular file: a fifo in its place would wait for its writer, and a device may have no end."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "a fifo or a device")
-        return file.read()
-
-
 def _is_used(name: str) -> bool:
     return name.startswith("patches/") or name in ("apply.py", "compat_matrix.json", "fingerprints.json")
 
@@ -60,14 +50,14 @@ def require_whole() -> None:
     """
     hint = "Unpack the tarball again, after you have verified it."
     try:
-        listed = json.loads(_read(_HERE / _MANIFEST))["files"]
+        listed = json.loads(read_regular(_HERE / _MANIFEST))["files"]
         expected = {name: entry["sha256"] for name, entry in listed.items() if _is_used(name)}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise RefusedError(f"got no manifest ({error})", context=str(_HERE / _MANIFEST), hint=hint) from None
     patches = {path.relative_to(_HERE).as_posix() for path in patches_root().rglob("*") if not path.is_dir()}
     for name in sorted({*expected, *patches}):
         try:
-            got = hashlib.sha256(_read(_HERE / name)).hexdigest()
+            got = hashlib.sha256(read_regular(_HERE / name)).hexdigest()
         except OSError as error:
             message = f"got '{error.strerror}', expected the file that {_MANIFEST} lists"
             raise RefusedError(message, context=str(_HERE / name), hint=hint) from None
