@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from megatron_fixes.catalog.regular import read_regular
 from megatron_fixes.errors import DataError
+from megatron_fixes.regular import read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,8 +14,8 @@ import msgspec
 from packaging.version import Version
 
 from megatron_fixes.catalog import hardware
-from megatron_fixes.catalog.regular import read_regular
 from megatron_fixes.errors import DataError
+from megatron_fixes.regular import read_regular
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,8 +14,8 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from megatron_fixes.catalog.header import TERMINATOR, PatchHeader, parse_header
-from megatron_fixes.catalog.regular import read_regular
 from megatron_fixes.errors import DataError
+from megatron_fixes.regular import read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from megatron_fixes.catalog.regular import read_regular
+from megatron_fixes.regular import read_regular
 
 _TAG_PREFIX = "core_v"
 _OBJECT_ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?\Z")

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from megatron_fixes.catalog.regular import read_regular
 from megatron_fixes.patching.gitfiles import release_tag, tag_version
+from megatron_fixes.regular import read_regular
 
 PACKAGE_INFO = "megatron/core/package_info.py"
 

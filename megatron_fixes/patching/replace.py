@@ -22,9 +22,9 @@ import os
 import stat
 from pathlib import Path
 
-from megatron_fixes.catalog.regular import read_regular
 from megatron_fixes.errors import RefusedError
 from megatron_fixes.patching.shell import quote
+from megatron_fixes.regular import read_regular
 
 # What a file system or a user's rights may not allow for an attribute of another file.
 _NOT_OURS_TO_SET = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EINVAL, errno.ENODATA}

@@ -20,10 +20,10 @@ from megatron_fixes.catalog import without_local
 from megatron_fixes.catalog.fingerprint import FunctionPrint, functions
 from megatron_fixes.catalog.known import ABSENT
 from megatron_fixes.catalog.likeness import likeness
-from megatron_fixes.catalog.regular import read_regular
 from megatron_fixes.catalog.verdict import Finding, Seen, judge
 from megatron_fixes.errors import DoesNotFitError, UsageError
 from megatron_fixes.patching.hunks import apply_patch
+from megatron_fixes.regular import read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron_fixes.catalog import regular
+from megatron_fixes import regular
 from megatron_fixes.errors import RefusedError, UsageError
 from megatron_fixes.release.archive import MAX_BYTES
 from megatron_fixes.release.layout import SIGNATURE, SUMS, looks_like_ours

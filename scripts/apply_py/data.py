@@ -11,8 +11,8 @@ import hashlib
 import json
 from pathlib import Path
 
-from megatron_fixes.catalog.regular import read_regular
 from megatron_fixes.errors import RefusedError
+from megatron_fixes.regular import read_regular
 
 _HERE = Path(__file__).resolve().parent
 _MANIFEST = "MANIFEST.json"

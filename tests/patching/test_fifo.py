@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from megatron_fixes.catalog.regular import read_regular
 from megatron_fixes.catalog.series import load_series
 from megatron_fixes.cli.main import main
 from megatron_fixes.errors import DataError
+from megatron_fixes.regular import read_regular
 
 from .. import synthetic
 from ..synthetic import FIRST, IDS, edited, patched
