@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the guards run over one release, in a process of its own: ``drills.py TREE DRILL…``.
+"""What the tests of the guards run over one release, in a process of its own: ``drills.py TREE BACKEND DRILL…``.
 
 Megatron is imported once, each drill forks its ranks, and what all of them found is printed as one JSON object. With
-``MEGATRON_FIXES`` set, the overlay is on; the guards are installed by each drill itself.
+``MEGATRON_FIXES`` set, the overlay is on; the guards are installed by each drill itself. The back end is ``gloo`` or
+``nccl``; with NCCL each rank has a GPU.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ from typing import Any
 from megatron_fixes import events, guards
 from megatron_fixes.errors import MegatronFixesError
 from megatron_fixes.proofs.parent import prepare
+from megatron_fixes.proofs.proof import Backend
 
 DRILLS: dict[str, Any] = {}
+# As DDP's own, and the watcher's of a device: long enough there for what a sound step queues.
+DEADLINE_S = {"gloo": 0.7, "nccl": 2.0}
+backend: Backend = "gloo"
 
 
 def drill(function: Any) -> Any:
@@ -39,13 +44,13 @@ def each_rank(body: Any, ranks: int = 2, **more: Any) -> list[Any]:
         return {"result": body(rank), "events": told}
 
     with tempfile.TemporaryDirectory() as folder:
-        ended = run(heard, ranks, Path(folder), **more)
+        ended = run(heard, ranks, Path(folder), backend=backend, **more)
     return [rank.result or {"result": None, "events": [], "log": rank.log[-3000:]} for rank in ended]
 
 
 def guarded(**bodies: Any) -> dict[str, Any]:
     """What each rank returned of each body, one after the other, under guards with a short deadline."""
-    guards.install(deadline_s=0.7)
+    guards.install(deadline_s=DEADLINE_S[backend])
     result = {name: each_rank(body) for name, body in bodies.items()}
     guards.uninstall()
     return result
@@ -60,10 +65,13 @@ def model(**more: Any) -> Any:
 
 
 def wrapped_model(bucket_size: int = 1, **more: Any) -> Any:
+    import torch
+
     from megatron_fixes.proofs.ddp import transformer_config, wrap
     from megatron_fixes.proofs.mf0002 import _Model
 
-    return wrap(_Model(), transformer_config(), instances=1, bucket_size=bucket_size, **more)
+    module = _Model().to(torch.cuda.current_device())
+    return wrap(module, transformer_config(), instances=1, bucket_size=bucket_size, **more)
 
 
 def step(ddp: Any, rank: int, number: int, between: Any = lambda: None) -> str:
@@ -74,7 +82,7 @@ def step(ddp: Any, rank: int, number: int, between: Any = lambda: None) -> str:
     mean_square(ddp, batch(rank, number, 8)).backward()
     between()
     ddp.finish_grad_sync()
-    return hashlib.sha256(b"".join(buffer.grad_data.numpy().tobytes() for buffer in ddp.buffers)).hexdigest()
+    return hashlib.sha256(b"".join(buffer.grad_data.cpu().numpy().tobytes() for buffer in ddp.buffers)).hexdigest()
 
 
 def attributes() -> dict[str, Any]:
@@ -223,6 +231,61 @@ def late() -> Any:
 
 
 @drill
+def hung() -> Any:
+    """A peer that comes late to a reduction on a device, without an end; and what the host sees of an abort."""
+    import torch
+
+    from megatron_fixes.proofs.world import finish, stay
+
+    def body(rank: int, comes_s: float | None) -> Any:
+        ddp = model()
+        step(ddp, rank, 0)
+        if rank == 1 and comes_s is None:
+            return stay([0])
+        time.sleep(rank * (comes_s or 0.0))
+        said, seconds = [], []
+        for number in (1, 2):
+            began = time.monotonic()
+            try:
+                step(ddp, rank, number)
+                torch.cuda.synchronize()
+                said.append("no error")
+            except (MegatronFixesError, RuntimeError, ValueError) as error:
+                said.append(f"{type(error).__name__}: {error}")
+            seconds.append(time.monotonic() - began)
+        finish(rank)
+        return {"said": said, "seconds": seconds}
+
+    result = {}
+    for name, comes_s in (("late", 2 * DEADLINE_S[backend] + 1.0), ("never", None)):
+        guards.install(deadline_s=DEADLINE_S[backend], abort=comes_s is None)
+        result[name] = each_rank(partial(body, comes_s=comes_s))
+        guards.uninstall()
+    return result
+
+
+@drill
+def side_stream() -> Any:
+    """What the proof of MF0001 does on two GPUs, without guards and with them."""
+    from megatron_fixes.proofs.mf0001 import _wrong_gradients
+
+    def body(rank: int, guarded: bool) -> Any:
+        if guarded:
+            guards.install(["streams"])
+        return _wrong_gradients(rank)
+
+    return {name: each_rank(partial(body, guarded=name == "guarded"), within_s=60.0) for name in ("plain", "guarded")}
+
+
+@drill
+def recovered() -> Any:
+    """What the proof of MF0002 does after a step that all ranks abandoned."""
+    from megatron_fixes.proofs.mf0002 import _recovery
+
+    return guarded(both=partial(_recovery, situations=("dense", "no distributed optimizer", "schedule")))
+
+
+@drill
 def undispatched() -> Any:
     """A parameter that a step does not use, with one and with two distributed-optimizer instances."""
     import torch
@@ -299,10 +362,11 @@ def teardown() -> Any:
 
 
 def main(arguments: list[str]) -> int:
-    tree, *names = arguments
+    global backend
+    tree, backend, *names = arguments  # type: ignore[assignment]
     logging.getLogger("megatron_fixes").propagate = False
     logging.getLogger("megatron_fixes").addHandler(logging.NullHandler())
-    prepare(Path(tree), "gloo")
+    prepare(Path(tree), backend)
     import megatron.core.distributed
 
     assert Path(tree) in Path(megatron.core.distributed.__file__).parents

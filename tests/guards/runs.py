@@ -30,16 +30,18 @@ def python(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str
     environment = {name: value for name, value in os.environ.items() if name != "MEGATRON_FIXES_SAID"}
     for name in ("MEGATRON_FIXES", "MEGATRON_FIXES_STRICT", "MEGATRON_GUARDS", "MEGATRON_GUARDS_DEADLINE_S"):
         environment.pop(name, None)
-    environment.update({"PYTHONPATH": str(ROOT), **variables})
+    # What was in reach stays so: some machines have their packages there.
+    path = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
+    environment.update({"PYTHONPATH": path, **variables})
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, env=environment, cwd=ROOT, timeout=280
     )
 
 
 @functools.cache
-def drilled(tree: Path, drills: tuple[str, ...], fixes: str = "") -> dict[str, Any]:
+def drilled(tree: Path, drills: tuple[str, ...], fixes: str = "", backend: str = "gloo") -> dict[str, Any]:
     """What the drills found over a tree, with the overlay's fixes on."""
-    done = python("tests/guards/drills.py", str(tree), *drills, MEGATRON_FIXES=fixes)
+    done = python("tests/guards/drills.py", str(tree), backend, *drills, MEGATRON_FIXES=fixes)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
