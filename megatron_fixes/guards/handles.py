@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Megatron holds of collectives under way: the works in its handles, and waits for them that end in time.
+"""Waits for what Megatron holds of collectives under way that end in time.
 
-Megatron has four kinds of handle: c10d's coalescing manager (``works``), the gather of layer-wise optimizers
-(``handles``), the reduce-scatter with FP32 sums (``all_to_all_handle``, a work with a sum to be made after it), and a
-plain work. ``wait`` of the handle itself is always called in the end, once, since some do more than wait.
+``wait`` of Megatron's handle itself is always called in the end, once, since some do more than wait.
 
 Order: on the CPU the host blocks in a wait with a deadline, as it does without. On CUDA it blocks only in ``drain``,
 which comes after a step or a layout was given up; in a step the watcher looks on instead (``watcher``).
@@ -14,9 +12,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from megatron_fixes.collectives import threads
 from megatron_fixes.collectives.waiting import DeadlinePassed, wait_for
 from megatron_fixes.guards.late import tell_late
+from megatron_fixes.guards.ledger import works_of
 
 if TYPE_CHECKING:
     import threading
@@ -25,18 +26,27 @@ if TYPE_CHECKING:
     from megatron_fixes.guards.ledger import Outstanding
 
 
-def works_of(handle: Any) -> list[Any]:
-    """The works of a handle; none if it has another form than we know, or was waited for."""
-    for name in ("works", "handles"):
-        if hasattr(handle, name):
-            return list(getattr(handle, name) or ())
-    work = getattr(handle, "all_to_all_handle", handle)
-    return [work] if hasattr(work, "is_completed") else []
+class StreamEnd:
+    """Stands for a work: all that a CUDA stream has been given by now."""
+
+    def __init__(self, stream: Any) -> None:
+        self._event = torch.cuda.Event()
+        self._event.record(stream)
+
+    def is_completed(self) -> bool:
+        """Whether the stream has come so far; blocks nobody."""
+        return bool(self._event.query())
+
+    def wait(self) -> None:
+        """Have the current stream wait for it."""
+        self._event.wait()
 
 
-def is_complete(handle: Any) -> bool:
-    """Whether all works of a handle are; on CUDA this asks for events, and blocks nobody."""
-    return all(work.is_completed() for work in works_of(handle))
+def keep(outstanding: Outstanding) -> None:
+    """Keep the works of a handle that names no tensors but its bucket group's: a hang shows after Megatron's wait."""
+    handle = outstanding.handle
+    if hasattr(handle, "works"):
+        outstanding.keep(works_of(handle))
 
 
 class BoundedHandle:
@@ -94,7 +104,7 @@ def drain(handle: Any, outstanding: Outstanding | None, terms: Terms, within_s: 
     """Wait for a handle; in the end as Megatron does.
 
     Args:
-        handle: What Megatron's attribute holds.
+        handle: What Megatron's attribute holds; None if it has let go of it.
         outstanding: What is known of it, to be told if it is late.
         terms: Whether the group is aborted then.
         within_s: In seconds; None waits as torch does.
@@ -105,10 +115,11 @@ def drain(handle: Any, outstanding: Outstanding | None, terms: Terms, within_s: 
         handle.wait()
     elif outstanding.on_device:
         try:
-            wait_for(works_of(handle), time.monotonic() + within_s, on_device=True)
+            wait_for(outstanding.works, time.monotonic() + within_s, on_device=True)
         except DeadlinePassed:
             raise tell_late(outstanding, time.monotonic() - outstanding.since_s, terms) from None
-        handle.wait()
+        if handle is not None:
+            handle.wait()
     else:
         bounded = handle if isinstance(handle, BoundedHandle) else BoundedHandle(handle, outstanding, terms)
         bounded.wait_within(within_s)

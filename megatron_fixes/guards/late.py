@@ -17,7 +17,7 @@ from megatron_fixes.collectives import registry
 from megatron_fixes.collectives.arrivals import missing_ranks
 from megatron_fixes.collectives.errors import CollectiveTimeoutError, GroupDestroyedError
 from megatron_fixes.events import Event, emit
-from megatron_fixes.guards.ledger import KINDS, process_group
+from megatron_fixes.guards.ledger import KINDS, process_groups
 
 if TYPE_CHECKING:
     from megatron_fixes.guards.ledger import Outstanding
@@ -39,47 +39,73 @@ class Terms:
 TERMS = Terms()
 
 
-def record_of(outstanding: Outstanding) -> registry.GroupRecord | None:
-    """The record of the process group that a collective runs on; None if that is gone."""
+def groups_of(outstanding: Outstanding) -> list[Any]:
+    """The process groups that a collective runs on; none if it is not known which."""
     bucket_group = outstanding.bucket_group
-    group: Any = None if bucket_group is None else process_group(bucket_group, outstanding.kind)
-    if group is None:
-        return None
+    return [] if bucket_group is None else process_groups(bucket_group, outstanding.kind)
+
+
+def records_of(outstanding: Outstanding) -> list[registry.GroupRecord]:
+    """Their records.
+
+    Raises:
+        GroupDestroyedError: One of the groups was destroyed or aborted.
+    """
+    return [registry.record_of(group) for group in groups_of(outstanding)]
+
+
+def group_is_gone(outstanding: Outstanding) -> bool:
+    """Whether a process group of a collective was destroyed or aborted; then its works are not to be asked."""
     try:
-        return registry.record_of(group)
+        records_of(outstanding)
     except GroupDestroyedError:
-        return None
+        return True
+    return False
 
 
 def tell_late(outstanding: Outstanding, seconds: float, terms: Terms) -> CollectiveTimeoutError:
-    """Emit ``collective-late``, once a collective, and abort its group if asked to; the error that says the same."""
-    record = record_of(outstanding)
+    """Emit ``collective-late``, once a collective, and abort its groups if asked to; the error that says the same."""
+    try:
+        records = records_of(outstanding)
+    except GroupDestroyedError:
+        records = []
     first, outstanding.told = not outstanding.told, True
-    missing = None if record is None else _missing(record, outstanding.sequence)
-    name, ranks, rank = ("unknown", (), -1) if record is None else (record.name, record.ranks, record.rank)
+    missing = _missing(records, outstanding.sequences)
+    ranks = tuple(sorted({rank for record in records for rank in record.ranks}))
+    rank = records[0].rank if records else -1
+    where = " and ".join(f"process group {record.name} of ranks {list(record.ranks)}" for record in records)
     who = "it can't be told which" if missing is None else f"ranks {list(missing)}" if missing else "none"
     message = (
-        f"{outstanding}, is not complete after {seconds:.1f} s on process group {name} of ranks {list(ranks)}; "
+        f"{outstanding}, is not complete after {seconds:.1f} s on {where or 'a process group that is not known'}; "
         f"not known to have issued it: {who}"
     )
     if first:
         fields = {
             "what": KINDS[outstanding.kind],
-            "group": name,
+            "group": ", ".join(record.name for record in records) or "unknown",
             "ranks": ranks,
             "rank": rank,
             "bucket_elements": outstanding.sizes,
             "seconds": round(seconds, 3),
             "place": outstanding.place,
             "missing": missing if missing is not None else "unknown",
-            "aborted": bool(terms.abort and record is not None),
+            "aborted": bool(terms.abort and records),
         }
         emit(Event("collective-late", f"rank {rank}: {message}", fields))
-    if terms.abort and record is not None:
-        record.abort()
+    if terms.abort:
+        for record in records:
+            record.abort()
     hint = "Look at where the missing ranks are; zero_grad_buffer drains what a step has left."
     return CollectiveTimeoutError(f"got a {message}", missing=missing, context=f"rank {rank}", hint=hint)
 
 
-def _missing(record: registry.GroupRecord, sequence: int | None) -> tuple[int, ...] | None:
-    return None if sequence is None else missing_ranks(record, f"guards/{sequence}")
+def _missing(records: list[registry.GroupRecord], sequences: tuple[int, ...]) -> tuple[int, ...] | None:
+    if not records or len(records) != len(sequences):
+        return None
+    found: set[int] = set()
+    for record, sequence in zip(records, sequences, strict=True):
+        absent = missing_ranks(record, f"guards/{sequence}")
+        if absent is None:
+            return None
+        found.update(absent)
+    return tuple(sorted(found))

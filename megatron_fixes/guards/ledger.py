@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What bucket groups have under way: which handle, since when, issued where.
 
-A handle counts from its ``start_*`` call until Megatron lets go of it, that is until the attribute of the bucket group
-holds another or none. So nothing has to be called at the end, and nothing here keeps a handle or a model alive. With
-several distributed-optimizer instances a gradient reduction leaves no handle: there only whether it was dispatched.
+A handle is outstanding from its ``start_*`` call until Megatron lets go of it, that is until the attribute of the
+bucket group holds another or none. So nothing has to be called at the end, and nothing here keeps a handle or a model
+alive.
 
-Not handled: collectives that others issue, and handles that were there before the guard was installed.
+With NCCL Megatron lets go of a handle as soon as its stream was told to wait, while the collective may be stuck. So the
+works of a device are under way for longer: until they are complete, or the bucket group issues the next of the kind.
+Kept for that is what names no tensors but those of the bucket group: works of c10d's coalescing manager, and with
+several distributed-optimizer instances, where a reduction leaves no handle, an event on the communication stream.
+
+Not handled: collectives that others issue, handles that were there before the guard was installed, and once Megatron
+has let go of them, handles of other forms.
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import FrameType
 
 Kind = Literal["grad_reduce_handle", "param_gather_handle"]
@@ -31,31 +38,66 @@ def process_group(bucket_group: Any, kind: Kind) -> Any:
     return next((group for name in names if (group := getattr(bucket_group, name, None)) is not None), None)
 
 
+def process_groups(bucket_group: Any, kind: Kind) -> list[Any]:
+    """All of them: with several distributed-optimizer instances gradients are reduced within one, then between them."""
+    several = kind == GRADIENTS and bucket_group.ddp_config.num_distributed_optimizer_instances > 1
+    between = getattr(bucket_group, "inter_distributed_optimizer_instance_group", None) if several else None
+    return [group for group in (process_group(bucket_group, kind), between) if group is not None]
+
+
+def works_of(handle: Any) -> list[Any]:
+    """The works of a handle; none if it has another form than we know, or was waited for.
+
+    Megatron has four kinds: c10d's coalescing manager (``works``), the gather of layer-wise optimizers (``handles``),
+    the reduce-scatter with FP32 sums (``all_to_all_handle``, a work with a sum to be made after it), and a plain work.
+    """
+    for name in ("works", "handles"):
+        if hasattr(handle, name):
+            return list(getattr(handle, name) or ())
+    work = getattr(handle, "all_to_all_handle", handle)
+    return [work] if hasattr(work, "is_completed") else []
+
+
 class Outstanding:
     """A collective of a bucket group that was issued.
 
     Attributes:
         kind: The attribute of the bucket group that holds its handle.
         since_s: When, on the clock of ``time.monotonic``.
-        sequence: c10d's count of collectives on the group after it; None where the back end has none.
+        sequences: c10d's count of collectives after it on each of its groups; none where the back end has none.
         on_device: Whether it runs on a CUDA device.
-        told: That it is late was said, or it is known to be complete.
+        told: That it is late was said.
+        complete: It is known to be, or its group is gone, so that it has nothing to be asked for.
     """
 
-    __slots__ = ("_bucket_group", "_code", "_handle", "_line", "kind", "on_device", "sequence", "since_s", "told")
+    __slots__ = (
+        "_bucket_group",
+        "_code",
+        "_handle",
+        "_kept",
+        "_line",
+        "complete",
+        "kind",
+        "on_device",
+        "sequences",
+        "since_s",
+        "told",
+    )
 
     def __init__(self, bucket_group: Any, kind: Kind, handle: Any, frame: FrameType) -> None:
-        self._bucket_group, self._handle = weakref.ref(bucket_group), weakref.ref(handle)
+        self._bucket_group = weakref.ref(bucket_group)
+        self._handle = None if handle is None else weakref.ref(handle)
+        self._kept: tuple[Any, ...] = ()
         self.kind = kind
         self.since_s = time.monotonic()
         self._code, self._line = frame.f_code, frame.f_lineno
         self.on_device = bool(bucket_group.buckets[0].grad_data.is_cuda)
-        self.told = False
+        self.told = self.complete = False
         try:
-            group = process_group(bucket_group, kind)
-            self.sequence: int | None = group._get_sequence_number_for_group()
+            groups = process_groups(bucket_group, kind)
+            self.sequences: tuple[int, ...] = tuple(group._get_sequence_number_for_group() for group in groups)
         except (AttributeError, RuntimeError):
-            self.sequence = None
+            self.sequences = ()
 
     @property
     def bucket_group(self) -> Any:
@@ -65,8 +107,17 @@ class Outstanding:
     @property
     def handle(self) -> Any:
         """Its handle, or None if Megatron has let go of it."""
-        bucket_group, handle = self._bucket_group(), self._handle()
+        bucket_group, handle = self._bucket_group(), self._handle and self._handle()
         return handle if handle is not None and getattr(bucket_group, self.kind, None) is handle else None
+
+    @property
+    def works(self) -> list[Any]:
+        """What may be under way of it; none once it is known to be complete, or can't be told any more."""
+        return list(self._kept) or works_of(self.handle)
+
+    def keep(self, works: Iterable[Any]) -> None:
+        """Keep its works, whatever Megatron does with the handle; none: let go of them."""
+        self._kept = tuple(works)
 
     def hold(self, handle: Any) -> None:
         """Take another handle for it, which stands for the first in Megatron's attribute."""
@@ -101,8 +152,10 @@ class Page:
     __slots__ = ("_bucket_group", "dispatched", "finished", "outstanding", "said")
 
     def __init__(self, bucket_group: Any) -> None:
-        self._bucket_group = weakref.ref(bucket_group)
         self.outstanding: dict[Kind, Outstanding] = {}
+        held = self.outstanding
+        # Works that are kept may name its buffers.
+        self._bucket_group = weakref.ref(bucket_group, lambda _: held.clear())
         self.dispatched: bool | None = None
         self.finished = True
         self.said: set[str] = set()
@@ -139,17 +192,31 @@ class Ledger:
         before = page.outstanding.get(kind)
         if before is not None and before.handle is handle:
             return None
-        noted = page.outstanding[kind] = Outstanding(bucket_group, kind, handle, frame)
+        return self._put(bucket_group, kind, handle, frame)
+
+    def note_works(self, bucket_group: Any, kind: Kind, works: Iterable[Any], frame: FrameType) -> None:
+        """Note what leaves no handle."""
+        self._put(bucket_group, kind, None, frame).keep(works)
+
+    def _put(self, bucket_group: Any, kind: Kind, handle: Any, frame: FrameType) -> Outstanding:
+        noted = self.page(bucket_group).outstanding[kind] = Outstanding(bucket_group, kind, handle, frame)
         return noted
 
     def outstanding(self) -> list[Outstanding]:
         """All that Megatron still holds, oldest first. Any thread may ask."""
-        held = []
+        return [one for one in self._noted() if one.handle is not None]
+
+    def under_way(self) -> list[Outstanding]:
+        """All that may be under way, also where Megatron holds it no more, oldest first. Any thread may ask."""
+        return [one for one in self._noted() if one.works or one.handle is not None]
+
+    def _noted(self) -> list[Outstanding]:
+        noted: list[Outstanding] = []
         for key, page in list(self._pages.items()):
             if page.gone:
                 self._pages.pop(key, None)
-            held += [one for one in list(page.outstanding.values()) if one.handle is not None]
-        return sorted(held, key=lambda one: one.since_s)
+            noted += list(page.outstanding.values())
+        return sorted(noted, key=lambda one: one.since_s)
 
     def clear(self) -> None:
         """Forget everything."""

@@ -26,9 +26,9 @@ from megatron_fixes.collectives import registry
 from megatron_fixes.collectives.arrivals import NotMetError, meet
 from megatron_fixes.collectives.errors import CollectiveTimeoutError
 from megatron_fixes.events import Event, emit
-from megatron_fixes.guards.handles import BoundedHandle, drain
+from megatron_fixes.guards.handles import BoundedHandle, StreamEnd, drain, keep
 from megatron_fixes.guards.late import TERMS
-from megatron_fixes.guards.ledger import GRADIENTS, LEDGER, PARAMETERS, Kind, process_group
+from megatron_fixes.guards.ledger import GRADIENTS, LEDGER, PARAMETERS, Kind, process_group, process_groups
 from megatron_fixes.guards.points import FIX_COUNTS, FIX_DRAINS
 from megatron_fixes.guards.watcher import Watcher
 
@@ -59,6 +59,7 @@ def _note(bucket_group: Any, kind: Kind) -> None:
     if noted is None or TERMS.deadline_s is None:
         return
     if noted.on_device:
+        keep(noted)
         WATCHER.start()
         return
     bounded = BoundedHandle(getattr(bucket_group, kind), noted, TERMS)
@@ -66,16 +67,39 @@ def _note(bucket_group: Any, kind: Kind) -> None:
     noted.hold(bounded)
 
 
+def _note_stream(bucket_group: Any) -> None:
+    """Note a reduction that leaves no handle, on the communication stream of several optimizer instances."""
+    stream = getattr(bucket_group, "communication_stream", None)
+    if stream is not None and bucket_group.buckets[0].grad_data.is_cuda:
+        LEDGER.note_works(bucket_group, GRADIENTS, [StreamEnd(stream)], _caller(sys._getframe(2)))
+        WATCHER.start()
+
+
+def require_whole(bucket_group: Any, kind: Kind) -> None:
+    """Refuse a collective on a group that a late one had aborted: NCCL would wait there for peers that left it.
+
+    Raises:
+        GroupDestroyedError: It was; what the step computed since then is of no use.
+    """
+    if TERMS.abort:
+        for group in process_groups(bucket_group, kind):
+            registry.record_of(group)
+
+
 def start_grad_sync(wrapped: Any, bucket_group: Any, args: Any, kwargs: Any) -> Any:
     """Note what it issues."""
+    require_whole(bucket_group, GRADIENTS)
     result = wrapped(*args, **kwargs)
     LEDGER.page(bucket_group).dispatched = True
     _note(bucket_group, GRADIENTS)
+    if TERMS.deadline_s is not None and bucket_group.grad_reduce_handle is None:
+        _note_stream(bucket_group)
     return result
 
 
 def start_param_sync(wrapped: Any, bucket_group: Any, args: Any, kwargs: Any) -> Any:
     """Note what it issues."""
+    require_whole(bucket_group, PARAMETERS)
     result = wrapped(*args, **kwargs)
     _note(bucket_group, PARAMETERS)
     return result
@@ -117,6 +141,8 @@ def _tell_undispatched(page: Any, bucket_group: Any) -> None:
 
 def zero_grad_buffer(wrapped: Any, ddp: Any, args: Any, kwargs: Any) -> Any:
     """Drain what an abandoned step left, unless the code does so itself."""
+    for bucket_group in bucket_groups(ddp):
+        require_whole(bucket_group, GRADIENTS)
     if not hasattr(ddp, FIX_DRAINS):
         drain_abandoned(ddp)
     forget_abandoned_counts(ddp)

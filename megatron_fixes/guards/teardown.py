@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The guard ``teardown``: ``destroy_model_parallel`` after what is under way, and told what it leaves behind.
 
-Before: every handle that is outstanding (``lifecycle`` notes them) is waited for, within the deadline or 30 s; it
+Before: all that is under way (``lifecycle`` notes it) is waited for, within the deadline or 30 s; a handle
 stays where it is, so that Megatron can still finish what it began. Afterwards: the process groups that
 ``parallel_state`` held before, and that c10d still has, are counted and named (``process-groups-left``). They are not
 destroyed here: that has to happen on all ranks at once, once all are done with the groups, and is what MF0005 does.
@@ -22,7 +22,7 @@ from megatron_fixes.errors import MegatronFixesError
 from megatron_fixes.events import Event, emit
 from megatron_fixes.guards.attach import innermost
 from megatron_fixes.guards.handles import drain
-from megatron_fixes.guards.late import TERMS
+from megatron_fixes.guards.late import TERMS, group_is_gone
 from megatron_fixes.guards.ledger import LEDGER
 from megatron_fixes.guards.points import FIX_DESTROYS
 
@@ -50,10 +50,11 @@ def destroy_model_parallel(wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _drain() -> None:
-    for outstanding in LEDGER.outstanding():
-        handle = outstanding.handle
+    for outstanding in LEDGER.under_way():
+        if outstanding.on_device and group_is_gone(outstanding):
+            continue
         try:
-            drain(handle, outstanding, TERMS, TERMS.deadline_s or DRAIN_S)
+            drain(outstanding.handle, outstanding, TERMS, TERMS.deadline_s or DRAIN_S)
         except (MegatronFixesError, RuntimeError) as error:
             message = f"{outstanding}, could not be waited for before the teardown: {error}"
             emit(Event("collective-not-drained", message, {"place": outstanding.place}))

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """One thread that looks, at intervals, for collectives on a device whose deadline has passed.
 
-NCCL's ``wait`` does not block the host, and must not be made to: so nobody waits with a deadline there. The thread
-compares times; only for a collective older than the deadline it asks the works, so that a sound step makes it call
-nothing of CUDA. A collective is older by the host's clock, counted from when it was issued, so the deadline has to be
-longer than what the device may have queued before it. The thread is on the device of the one that started it: a new
-thread is on device 0, and would make a context of half a gigabyte there as soon as it asks a work.
-Source: https://github.com/meta-pytorch/torchcomms/pull/777 (the same in another watchdog).
+NCCL's ``wait`` does not block the host, and must not be made to: so nobody waits with a deadline. Megatron lets go of
+a handle long before the device is done, and the host then blocks somewhere else: what it has let go of is looked at
+too (``ledger``). The thread compares times; only for a collective older than the deadline it asks the works, so that a
+sound step makes it call nothing of CUDA. A collective is older by the host's clock, counted from when it was issued, so
+the deadline has to be longer than what the device may have queued before it. The thread is on the device of the one
+that started it: a new thread is on device 0, and would make a context of half a gigabyte there as soon as it asks a
+work. Source: https://github.com/meta-pytorch/torchcomms/pull/777 (the same in another watchdog).
 
 Not handled: works of a handle whose form is not known (they pass for complete), and anything after a fork: the child
 starts its own thread when it issues something.
@@ -23,8 +24,7 @@ import torch
 
 from megatron_fixes.collectives import threads
 from megatron_fixes.events import Event, emit
-from megatron_fixes.guards.handles import is_complete
-from megatron_fixes.guards.late import tell_late
+from megatron_fixes.guards.late import group_is_gone, groups_of, tell_late
 
 if TYPE_CHECKING:
     from megatron_fixes.guards.late import Terms
@@ -78,17 +78,24 @@ class Watcher:
         return LONGEST_S if deadline_s is None else min(max(deadline_s / LOOKS, SHORTEST_S), LONGEST_S)
 
     def look(self) -> None:
-        """Tell of every collective that is late now; each once."""
+        """Tell of the oldest collective of every process group that is late now; each once.
+
+        Those that were issued after it on the same group wait for it.
+        """
         deadline_s = self._terms.deadline_s
         if deadline_s is None:
             return
-        for outstanding in self._ledger.outstanding():
+        stuck: set[int] = set()
+        for outstanding in self._ledger.under_way():
             age_s = time.monotonic() - outstanding.since_s
-            if outstanding.told or not outstanding.on_device or age_s < deadline_s:
+            if outstanding.complete or not outstanding.on_device or age_s < deadline_s:
                 continue
-            handle = outstanding.handle
-            if handle is None or is_complete(handle):
-                # Complete, and not waited for yet: a matter of the step's own pace.
-                outstanding.told = handle is not None
+            if group_is_gone(outstanding) or all(work.is_completed() for work in outstanding.works):
+                # Complete, and perhaps not waited for yet: a matter of the step's own pace.
+                outstanding.complete = True
+                outstanding.keep(())
                 continue
-            tell_late(outstanding, age_s, self._terms)
+            groups = set(map(id, groups_of(outstanding)))
+            if not groups & stuck and not outstanding.told:
+                tell_late(outstanding, age_s, self._terms)
+            stuck |= groups

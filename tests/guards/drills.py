@@ -64,14 +64,14 @@ def model(**more: Any) -> Any:
     return wrapped_model(**more)
 
 
-def wrapped_model(bucket_size: int = 1, **more: Any) -> Any:
+def wrapped_model(bucket_size: int = 1, instances: int = 1, **more: Any) -> Any:
     import torch
 
     from megatron_fixes.proofs.ddp import transformer_config, wrap
     from megatron_fixes.proofs.mf0002 import _Model
 
     module = _Model().to(torch.cuda.current_device())
-    return wrap(module, transformer_config(), instances=1, bucket_size=bucket_size, **more)
+    return wrap(module, transformer_config(), instances=instances, bucket_size=bucket_size, **more)
 
 
 def step(ddp: Any, rank: int, number: int, between: Any = lambda: None) -> str:
@@ -234,11 +234,13 @@ def late() -> Any:
 def hung() -> Any:
     """A peer that comes late to a reduction on a device, without an end; and what the host sees of an abort."""
     import torch
+    from megatron.core import parallel_state
 
     from megatron_fixes.proofs.world import finish, stay
 
-    def body(rank: int, comes_s: float | None) -> Any:
-        ddp = model()
+    def body(rank: int, comes_s: float | None, instances: int) -> Any:
+        parallel_state.initialize_model_parallel(num_distributed_optimizer_instances=instances)
+        ddp = wrapped_model(instances=instances)
         step(ddp, rank, 0)
         if rank == 1 and comes_s is None:
             return stay([0])
@@ -257,9 +259,10 @@ def hung() -> Any:
         return {"said": said, "seconds": seconds}
 
     result = {}
-    for name, comes_s in (("late", 2 * DEADLINE_S[backend] + 1.0), ("never", None)):
+    late_s = 2 * DEADLINE_S[backend] + 1.0
+    for name, comes_s, instances in (("late", late_s, 1), ("never", None, 1), ("never, several", None, 2)):
         guards.install(deadline_s=DEADLINE_S[backend], abort=comes_s is None)
-        result[name] = each_rank(partial(body, comes_s=comes_s))
+        result[name] = each_rank(partial(body, comes_s=comes_s, instances=instances))
         guards.uninstall()
     return result
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -13,9 +14,10 @@ import pytest
 import torch
 
 from megatron_fixes import events
+from megatron_fixes.collectives import GroupDestroyedError
 from megatron_fixes.guards import late, watcher
-from megatron_fixes.guards.handles import is_complete, works_of
-from megatron_fixes.guards.ledger import GRADIENTS, Ledger
+from megatron_fixes.guards.handles import keep
+from megatron_fixes.guards.ledger import GRADIENTS, Ledger, works_of
 
 
 class Work:
@@ -42,7 +44,7 @@ class BucketGroup:
     def __init__(self, handle: Handle | None) -> None:
         data = SimpleNamespace(is_cuda=True, numel=lambda: 64)
         self.buckets = [SimpleNamespace(grad_data=data)]
-        self.ddp_config = SimpleNamespace(use_distributed_optimizer=True)
+        self.ddp_config = SimpleNamespace(use_distributed_optimizer=True, num_distributed_optimizer_instances=1)
         self.grad_reduce_handle: Handle | None = handle
 
 
@@ -56,7 +58,7 @@ def heard() -> Iterator[list[events.Event]]:
 
 def noted(ledger: Ledger, work: Work) -> BucketGroup:
     bucket_group = BucketGroup(Handle(work))
-    ledger.note(bucket_group, GRADIENTS, sys._getframe())
+    keep(ledger.note(bucket_group, GRADIENTS, sys._getframe()))
     return bucket_group
 
 
@@ -100,6 +102,69 @@ def test_what_megatron_let_go_of_is_not_outstanding() -> None:
     finished.grad_reduce_handle = None
     del gone
     assert [one.bucket_group for one in ledger.outstanding()] == [kept]
+
+
+def test_a_hang_is_told_though_megatron_let_go_of_the_handle(heard: list[events.Event]) -> None:
+    """As with NCCL, whose wait only tells the stream to wait."""
+    ledger = Ledger()
+    held = noted(ledger, Work())
+    held.grad_reduce_handle = None
+    time.sleep(0.06)
+    for _ in range(2):
+        watcher.Watcher(ledger, late.Terms(deadline_s=0.05)).look()
+    assert [event.name for event in heard] == ["collective-late"] and ledger.outstanding() == []
+
+
+def test_works_are_kept_until_they_are_complete_or_the_next_is_issued_or_the_model_goes(
+    heard: list[events.Event],
+) -> None:
+    ledger = Ledger()
+    works = [Work() for _ in range(4)]
+    alive = [weakref.ref(work) for work in works]
+    works[0].done = True
+    groups = [noted(ledger, work) for work in works[:3]]
+    for bucket_group in groups:
+        bucket_group.grad_reduce_handle = None
+    groups[1].grad_reduce_handle = Handle(works[3])
+    keep(ledger.note(groups[1], GRADIENTS, sys._getframe()))
+    works.clear()
+    del groups[2], bucket_group
+    assert [reference() is not None for reference in alive] == [True, False, False, True]
+    looking = watcher.Watcher(ledger, late.Terms(deadline_s=1e-9))
+    looking.look()
+    assert [reference() is not None for reference in alive] == [False, False, False, True]
+    assert len(heard) == 1
+
+
+def test_what_waits_behind_a_late_collective_of_its_group_is_not_told(heard: list[events.Event]) -> None:
+    ledger, works = Ledger(), [Work(), Work(), Work()]
+    held = [noted(ledger, work) for work in works]
+    for number, bucket_group in enumerate(held):
+        bucket_group.data_parallel_group = held[number // 2]  # type: ignore[attr-defined]
+    monitor = watcher.Watcher(ledger, late.Terms(deadline_s=1e-9))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(late, "records_of", lambda _: [])
+        monitor.look()
+        monitor.look()
+        assert len(heard) == 2
+        works[0].done = True
+        monitor.look()
+    assert len(heard) == 3
+
+
+def test_works_of_a_group_that_is_gone_are_not_asked(
+    heard: list[events.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch asks them under a lock that an abort holds, with Python's own in its hand."""
+
+    def gone(_: object) -> list[object]:
+        raise GroupDestroyedError("aborted")
+
+    ledger, work = Ledger(), Work()
+    held = noted(ledger, work)
+    monkeypatch.setattr(late, "records_of", gone)
+    watcher.Watcher(ledger, late.Terms(deadline_s=1e-9)).look()
+    assert heard == [] and work.asked == 0 and held
 
 
 def test_a_handle_counts_from_the_first_call_that_held_it() -> None:
@@ -151,7 +216,7 @@ def test_the_thread_is_on_the_device_of_the_one_that_started_it(monkeypatch: pyt
 def test_the_works_of_every_kind_of_handle_are_found() -> None:
     work = Work()
     for handle in (Handle(work), SimpleNamespace(handles=[work]), SimpleNamespace(all_to_all_handle=work), work):
-        assert works_of(handle) == [work] and not is_complete(handle)
+        assert works_of(handle) == [work]
     assert works_of(SimpleNamespace(handles=None)) == [] and works_of(object()) == []
 
 
@@ -165,7 +230,7 @@ def test_the_group_of_a_late_collective_is_aborted_if_asked_for(
             self.aborted += 1
 
     record, ledger = Record(), Ledger()
-    monkeypatch.setattr(late, "record_of", lambda _: record)
+    monkeypatch.setattr(late, "records_of", lambda _: [record])
     held = noted(ledger, Work())
     for abort in (False, True):
         error = late.tell_late(ledger.outstanding()[0], 1.0, late.Terms(1.0, abort))
