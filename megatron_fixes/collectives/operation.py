@@ -87,6 +87,10 @@ class Operation:
         """Whether its tensors are on a CUDA device."""
         return bool(self._requests[0].tensors[0].is_cuda)
 
+    def held(self) -> object:
+        """Its tensors, works and events, which must not be freed while it is under way."""
+        return self._requests, self.works, self.communication
+
     def to(self, state: State) -> None:
         """Move to a state; at an end, let go of tensors and works unless they may be in use."""
         if state not in MOVES[self.state]:

@@ -3,7 +3,8 @@
 
 A group is held weakly, so that nothing here keeps a destroyed group (and its threads) alive or ends it from a
 destructor. It lives while c10d lists it, it was not aborted through us, and this process is the one that made it: a
-fork inherits the handles of communicators that belong to its parent.
+fork inherits the handles of communicators that belong to its parent. It also keeps what is under way there for good:
+CUDA does not work in it, and torch's allocator, which asks CUDA for an event as such a tensor is freed, would abort it.
 
 Not handled: a group whose back end was shut down behind c10d's back; using it fails as the back end likes. At the exit
 of the interpreter (``threads``), an abort in a function of ``atexit`` has no bound but the back end's since Python
@@ -28,7 +29,7 @@ from megatron_fixes.errors import UsageError
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 # NCCL took 0.5 s where it did not wait for a peer (two H200).
 ABORT_S = 2.0
@@ -41,9 +42,17 @@ def _forked() -> None:
     global _forks  # noqa: PLW0603 - the one fact that a fork changes
     _forks += 1
     _inherited.update(list(c10d._world.pg_map))
+    for record in records():
+        held = [one.held() for context in record.contexts for one in context.outstanding]
+        keep_for_good((held, record.adrift))
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+def keep_for_good(what: object) -> None:
+    """Keep an object, and what it holds, until the process has ended: no destructor runs."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(what))
 
 
 def forked_since(forks: int) -> bool:
@@ -51,8 +60,19 @@ def forked_since(forks: int) -> bool:
     return forks != _forks
 
 
+class UnderWay(Protocol):
+    """What was issued and may be under way: an operation."""
+
+    def held(self) -> object:
+        """What must not be freed meanwhile."""
+
+
 class Owner(Protocol):
     """What uses a group and can be told to let go of it: a context."""
+
+    @property
+    def outstanding(self) -> Sequence[UnderWay]:
+        """What was issued and has not been waited for."""
 
     def close(self) -> None:
         """Drain what is under way."""
@@ -198,7 +218,7 @@ class GroupRecord:
         group, self.aborted = self.group(), True
         if group is None:
             return
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+        keep_for_good(group)
 
         def give_up() -> None:
             with suppress(RuntimeError):
