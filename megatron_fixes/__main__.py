@@ -1,9 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m megatron_fixes``: the same as the command ``megatron-fixes``."""
+"""The program: ``megatron-fixes`` and ``python -m megatron_fixes`` are both this file."""
 
 import sys
 
-from megatron_fixes.cli.main import main
+
+def main() -> int:
+    """Run the command line, and return the exit code; Ctrl-C shows no traceback from here on."""
+    try:
+        from megatron_fixes.cli.start import run
+
+        return run("megatron_fixes.cli.main")
+    except KeyboardInterrupt:
+        return 130
+
 
 if __name__ == "__main__":
     sys.exit(main())

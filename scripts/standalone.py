@@ -37,7 +37,7 @@ _THIRD_PARTY = {
     "unidiff": ("__init__", "__version__", "constants", "errors", "patch"),
 }
 # What apply.py can do; the modules that these need are found by reading them.
-_ROOTS = tuple(f"megatron_fixes.cli.{name}" for name in ("apply", "revert", "scan", "signals"))
+_ROOTS = tuple(f"megatron_fixes.cli.{name}" for name in ("apply", "revert", "scan", "signals", "start"))
 _STAND_INS = {"click": "click.py", "megatron_fixes.catalog.data": "data.py", "msgspec": "msgspec.py"}
 _PARTS = "scripts/apply_py"
 _FROM = {
@@ -71,9 +71,12 @@ sys.dont_write_bytecode = True
 '''
 _FOOT = """
 if __name__ == "__main__":
-    from apply_py import main
+    try:
+        from megatron_fixes.cli.start import run
 
-    sys.exit(main(sys.argv[1:]))
+        sys.exit(run("apply_py"))
+    except KeyboardInterrupt:
+        sys.exit(130)
 """
 
 

@@ -195,6 +195,31 @@ def test_what_ends_it_in_the_middle_is_undone(number: signal.Signals, program: P
     assert done.stderr == f"ended by {number.name}; what a tree holds now, `python3 apply.py scan` says\n"
 
 
+# Sends SIGINT at an import of a given number, counted from the first one after those at the file's head.
+IMPORTING = """
+import os, runpy, signal, sys
+left, begun = int(sys.argv[1]), False
+def count(event, arguments):
+    global left, begun
+    if event == "import":
+        begun = begun or arguments[0].startswith("megatron_fixes")
+        left -= begun
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.addaudithook(count)
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 10, 30, 50, 70])
+def test_ctrl_c_during_imports_shows_no_traceback(number: int, program: Path, trees: tuple[Path, Path]) -> None:
+    command = [sys.executable, "-I", "-S", "-c", IMPORTING, str(number), str(program), "scan", str(trees[1])]
+    done = subprocess.run(command, capture_output=True, text=True)
+    # Python makes it a death by the signal where the exception went through generated code.
+    assert done.returncode in (130, -signal.SIGINT) and done.stderr in ("", "ended by SIGINT\n"), done
+
+
 def test_nothing_but_the_standard_library_and_itself_is_imported(program: Path, trees: tuple[Path, Path]) -> None:
     code = (
         "import runpy, sys\nsys.argv = sys.argv[1:]\n"
