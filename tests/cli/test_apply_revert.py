@@ -306,28 +306,31 @@ def test_revert_names_the_command_that_puts_in_what_was_there(
     assert findings(cli("scan", tree, "--json")) == patched
 
 
-def test_revert_says_that_the_fixes_were_out_already(cli: Cli, git: Cli, tree: Path, contents: Any) -> None:
+@pytest.fixture
+def committed(git: Cli, tree: Path) -> Path:
+    """The tree as a git repository with one commit, so that git can bring files back."""
     git(tree, "init", "-q")
     git(tree, "add", ".")
     git(tree, "commit", "-qm", "as published")
-    before = contents(tree)
-    assert cli("apply", tree).code == 0
-    git(tree, "checkout", ".")
-    done = cli("revert", tree)
+    return tree
+
+
+def test_revert_says_that_the_fixes_were_out_already(cli: Cli, git: Cli, committed: Path, contents: Any) -> None:
+    before = contents(committed)
+    assert cli("apply", committed).code == 0
+    git(committed, "checkout", ".")
+    done = cli("revert", committed)
     assert done.code == 0
     assert f"{', '.join(IDS)} out already, so only the journal was removed; no file was changed" in done.out
     assert not [word for word in ("reverted ", "restored ", "put them in again") if word in done.out]
-    assert contents(tree) == before
-    assert not (tree / ".git/megatron-fixes").exists()
+    assert contents(committed) == before
+    assert not (committed / ".git/megatron-fixes").exists()
 
 
-def test_revert_names_only_the_files_that_it_restored(cli: Cli, git: Cli, tree: Path, contents: Any) -> None:
-    git(tree, "init", "-q")
-    git(tree, "add", ".")
-    git(tree, "commit", "-qm", "as published")
-    before = contents(tree)
-    assert cli("apply", tree).code == 0
-    git(tree, "checkout", files_of()[0])
-    done = cli("revert", tree, "--json")
+def test_revert_names_only_the_files_that_it_restored(cli: Cli, git: Cli, committed: Path, contents: Any) -> None:
+    before = contents(committed)
+    assert cli("apply", committed).code == 0
+    git(committed, "checkout", files_of()[0])
+    done = cli("revert", committed, "--json")
     assert (done.code, done.json["files"], done.json["reverted"]) == (0, files_of()[1:], IDS)
-    assert contents(tree) == before
+    assert contents(committed) == before
