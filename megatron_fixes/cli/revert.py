@@ -185,7 +185,8 @@ def _print(target: Target, catalog: Catalog, reverted: Reverted, notes: Sequence
 def revert_command(target_path: str, as_json: bool) -> int:
     """Take out what `apply` put into a tree: every file gets its bytes of before.
 
-    Refused if one of the files was edited since, with the command that takes the fixes out and keeps the edits.
+    Refused if one of the files was edited since, with the command that takes the fixes out and keeps the edits. To
+    take out one fix of several, revert, then put the others in again with `apply --only`.
     """
     from megatron_fixes.catalog import load
     from megatron_fixes.patching.scan import scan

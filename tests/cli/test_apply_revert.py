@@ -306,6 +306,17 @@ def test_revert_names_the_command_that_puts_in_what_was_there(
     assert findings(cli("scan", tree, "--json")) == patched
 
 
+def test_one_fix_of_several_is_taken_out_the_way_that_help_tells(cli: Cli, tree: Path) -> None:
+    assert cli("revert", tree, "--only", IDS[0]).err.splitlines()[-1] == "  hint: See `megatron-fixes revert --help`."
+    told = " ".join(cli("revert", "--help").out.split())
+    assert "revert, then put the others in again with `apply --only`" in told
+    others = [fix_id for fix_id in IDS if fix_id not in (IDS[0], *requiring(IDS[:1]))]
+    assert cli("apply", tree).code == 0
+    assert cli("revert", tree).code == 0
+    assert cli("apply", tree, "--only", ",".join(others)).code == 0
+    assert findings(cli("scan", tree, "--json")) == expected(applied=others)
+
+
 @pytest.fixture
 def committed(git: Cli, tree: Path) -> Path:
     """The tree as a git repository with one commit, so that git can bring files back."""
