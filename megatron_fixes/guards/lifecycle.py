@@ -16,6 +16,7 @@ raise); with several instances ranks are not compared in later ones.
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import sys
 from typing import TYPE_CHECKING, Any
@@ -248,6 +249,8 @@ def put_back() -> None:
     LEDGER.clear()
 
 
+# Works are let go of while CUDA is still there.
+atexit.register(put_back)
 WRAPPERS = {
     ("lifecycle", "_ParamAndGradBucketGroup.start_grad_sync"): start_grad_sync,
     ("lifecycle", "_ParamAndGradBucketGroup.finish_grad_sync"): finish_grad_sync,
