@@ -6,12 +6,10 @@ Needs torch (CPU). What bare torch does in the same drills: ``benchmarks/drills.
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import threading
 import time
-import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -336,60 +334,6 @@ def test_a_block_takes_one_deadline_and_can_not_begin_on_a_closed_context(tmp_pa
     text, heard, closed = first.result
     assert "given up" in text and heard == []
     assert "closed context" in closed
-
-
-def test_a_fork_can_not_use_the_groups_of_its_parent_and_does_not_disturb_them(tmp_path: Path) -> None:
-    def body(rank: int) -> Any:
-        context = AllReduceContext(deadline_s=10.0)
-        context.all_reduce(ones())
-        read, write = os.pipe()
-        child = os.fork()
-        if child == 0:
-            text = said(GroupDestroyedError, lambda: context.all_reduce(ones()))
-            said(GroupDestroyedError, AllReduceContext)
-            del context
-            os.write(write, text.encode())
-            os._exit(0)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        text = os.read(read, 1000).decode()
-        context.wait()
-        tensor = ones()
-        context.all_reduce(tensor)
-        context.close()
-        return [code, text, tensor.tolist()]
-
-    for code, text, tensor in results(run(body, 2, tmp_path)):
-        assert code == 0 and "the process that this one was forked from" in text
-        assert tensor == [2.0] * 4
-
-
-def test_a_fork_frees_nothing_that_is_under_way_in_its_parent(tmp_path: Path) -> None:
-    """torch's allocator ends a process that frees a CUDA tensor there whose memory another stream has used."""
-
-    def body(rank: int) -> Any:
-        if rank == 1:
-            # What its peer drops is under way until it issues the same.
-            stay([0])
-        held, dropped = AllReduceContext(deadline_s=10.0), AllReduceContext(deadline_s=10.0)
-        tensors = [ones(), ones()]
-        handles = [dropped.all_reduce(tensors[0]), held.all_reduce(tensors[1])]
-        seen = [weakref.ref(one) for one in (*tensors, *(work for one in handles for work in one.operation.works))]
-        tensors.clear()
-        handles.clear()
-        del dropped
-        child = os.fork() if rank == 0 else -1
-        if child == 0:
-            del held
-            adrift()
-            gc.collect()
-            os._exit(sum(one() is None for one in seen))
-        if rank == 0:
-            finish(rank)
-            child = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        held.wait()
-        return child
-
-    assert results(run(body, 2, tmp_path)) == [0, -1]
 
 
 def test_a_type_that_the_back_end_does_not_take_is_not_laid_to_a_peer(tmp_path: Path) -> None:
