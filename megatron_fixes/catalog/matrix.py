@@ -51,6 +51,20 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     reason: str = ""
 
 
+class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A thread or commit upstream.
+
+    Attributes:
+        kind: ``same``: about this defect as the newest release that needs the fix has it, or a part of it;
+            ``related``: about something else near by, or not shown to be about this, and no place for a report of it.
+        about: Of a related one, what it is about.
+    """
+
+    url: Annotated[str, msgspec.Meta(pattern=r"^https://")]
+    kind: Literal["same", "related"]
+    about: str = ""
+
+
 class Fix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One fix over all releases.
 
@@ -59,7 +73,7 @@ class Fix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         symptom: One sentence: what a person sees who has the defect.
         hit: Who is hit: the configuration.
         since: The first release with the defect, in words where it is not one release.
-        links: Addresses worth reading.
+        links: What is worth reading upstream.
         cells: One for every release.
     """
 
@@ -67,7 +81,7 @@ class Fix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     symptom: str
     hit: str
     since: str
-    links: tuple[str, ...]
+    links: tuple[Link, ...]
     cells: dict[str, Cell]
 
     def affected(self) -> tuple[str, ...]:
@@ -112,8 +126,8 @@ def load_matrix(path: Path) -> Matrix:
 
     Raises:
         DataError: Neither YAML nor JSON, a value of the wrong kind (its path is named), a key that stands twice (its
-            line is named), a fix without a cell for a release, an untested cell without a reason, or GPUs that
-            ``hardware.check`` refuses.
+            line is named), a fix without a cell for a release, an untested cell without a reason, a related link
+            that does not say what it is about, or GPUs that ``hardware.check`` refuses.
     """
     try:
         if path.suffix == ".json":
@@ -134,6 +148,13 @@ def load_matrix(path: Path) -> Matrix:
                 context=str(path),
                 hint="Give every fix exactly one cell for every release.",
             )
+        for link in fix.links:
+            if (link.kind == "related") != bool(link.about):
+                raise DataError(
+                    f"got kind: {link.kind} and about: {link.about!r}, expected what a related link is about",
+                    context=f"{path}: {fix_id}, {link.url}",
+                    hint="Say of a related link what it is about, and nothing of one about the same defect.",
+                )
         for release, cell in fix.cells.items():
             if ("untested" in cell.tested) != bool(cell.reason) or ("untested" in cell.tested and len(cell.tested) > 1):
                 raise DataError(

@@ -74,7 +74,7 @@ def facts(catalog: Catalog, fix_id: str) -> dict[str, Any]:
         "proof": header.proof if header else f"megatron_fixes.proofs.{fix_id.lower()}",
         "tested": {release: list(cell.tested) for release, cell in fix.cells.items()},
         "patches": [_patch_facts(patch) for patch in patches],
-        "links": list(fix.links),
+        "links": [{"url": link.url, "kind": link.kind, "about": link.about or None} for link in fix.links],
     }
 
 
@@ -122,7 +122,9 @@ def _print(known: dict[str, Any], catalog: Catalog, fix: Fix) -> None:
     release = (known["patch_for"] or known["affected"] or [*matrix.releases])[-1]
     line("", f"megatron-fixes prove {known['id']} --release {release}", wrap=False)
     for at, link in enumerate(known["links"]):
-        line("" if at else "links", link, wrap=False)
+        line("" if at else "links", link["url"], wrap=False)
+        if link["about"]:
+            line("", f"  related: {link['about']}")
 
 
 @click.command("explain")

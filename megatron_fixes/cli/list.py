@@ -31,7 +31,7 @@ def overview(catalog: Catalog) -> list[dict[str, Any]]:
             "fixed_in": fix.first_fixed(),
             "patch_for": list(catalog.patched_releases(fix_id)),
             "gated": catalog.is_gated(fix_id),
-            "links": list(fix.links),
+            "links": [{"url": link.url, "kind": link.kind, "about": link.about or None} for link in fix.links],
         }
         for fix_id, fix in sorted(catalog.matrix.fixes.items())
     ]

@@ -44,6 +44,15 @@ def test_no_patch_or_series_breaks_a_rule() -> None:
     assert [str(fault) for fault in lint(catalog.patches_root(), CATALOG.matrix)] == []
 
 
+def test_the_newest_patch_of_an_open_defect_names_a_thread_about_it_if_there_is_one() -> None:
+    for fix_id, fix in CATALOG.matrix.fixes.items():
+        heads = [patch.header for patch in CATALOG.patches_of(fix_id)]
+        assert {head.bug for head in heads} <= {"none", *(link.url for link in fix.links)}, fix_id
+        if fix.first_fixed() is None:
+            same = [link.url for link in fix.links if link.kind == "same"]
+            assert (heads[-1].bug in same) if same else heads[-1].bug == "none", fix_id
+
+
 GROUPS = [
     pytest.param(release, group, id=f"{release}-{'+'.join(group.ids())}")
     for release in RELEASES

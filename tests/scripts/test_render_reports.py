@@ -22,7 +22,7 @@ TEXT = REPORTS.REPORTS.read_text("utf-8")
 def test_every_script_has_its_report_with_what_is_known_upstream() -> None:
     assert REPORTS.stale(CATALOG, TEXT) == []
     for fix_id in REPORTS.with_script(CATALOG):
-        assert all(link in TEXT for link in CATALOG.matrix.fixes[fix_id].links)
+        assert all(link.url in TEXT for link in CATALOG.matrix.fixes[fix_id].links)
     assert TEXT.count("**Observed**: ") == TEXT.count("**Expected**: ") == len(REPORTS.with_script(CATALOG))
 
 
@@ -52,6 +52,23 @@ def test_what_is_old_is_named(pattern: str, other: str, said: str) -> None:
     spoilt, count = re.subn(pattern, other, TEXT, count=1, flags=re.DOTALL)
     assert count == 1
     assert REPORTS.stale(CATALOG, spoilt)[:1] == [said]
+
+
+def test_nobody_is_sent_to_a_thread_about_something_else() -> None:
+    told = {
+        report[: report.index(" here")]: report[report.index("**Known upstream**") :].splitlines()[0]
+        for report in TEXT.split("\n(")[1:]
+    }
+    assert sorted(told) == REPORTS.with_script(CATALOG)
+    for fix_id, line in told.items():
+        to_add_to, _, related = line.partition("; related: ")
+        for link in CATALOG.matrix.fixes[fix_id].links:
+            assert (link.url in to_add_to, f"{link.url} ({link.about})" in related) == (
+                link.kind == "same",
+                link.kind == "related",
+            )
+        assert ("nothing that we found" in to_add_to) == ("https://" not in to_add_to)
+    assert "nothing that we found; related: https://github.com/NVIDIA/Megatron-LM/issues/1150 (" in told["MF0002"]
 
 
 def test_a_line_below_another_becomes_an_item_of_a_list() -> None:
