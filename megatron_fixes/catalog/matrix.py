@@ -72,7 +72,8 @@ class Fix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         slug: Its name in file names and tables.
         symptom: One sentence: what a person sees who has the defect.
         hit: Who is hit: the configuration.
-        since: The first release with the defect, in words where it is not one release.
+        since: The first release with the defect, in words where it is not one release. One that is older than all
+            releases here was run by others, if at all: "by report".
         links: What is worth reading upstream.
         cells: One for every release.
     """

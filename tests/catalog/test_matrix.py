@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from packaging.version import Version
 
 from megatron_fixes.catalog.data import matrix_path
 from megatron_fixes.catalog.matrix import load_matrix
@@ -26,6 +27,17 @@ def test_every_fix_has_a_cell_for_every_release() -> None:
     assert matrix.fixes["MF0001"].first_fixed() == "0.17.0"
     assert matrix.fixes["MF0003"].first_fixed() is None
     assert matrix.fixes["MF0003"].affected()[:2] == ("0.16.0", "0.16.1")
+
+
+def test_since_is_the_first_release_that_was_seen_to_need_it_or_an_older_one_by_report() -> None:
+    matrix = load_matrix(matrix_path())
+    for fix_id, fix in matrix.fixes.items():
+        first, _, rest = fix.since.partition(" ")
+        oldest = fix.affected()[0]
+        if rest.startswith("by report"):
+            assert Version(first) < Version(min(matrix.releases, key=Version)) <= Version(oldest), fix_id
+        else:
+            assert first == oldest, fix_id
 
 
 @pytest.mark.parametrize(
