@@ -112,11 +112,18 @@ def status(catalog: Catalog) -> str:
         for release, cell in fix.cells.items()
         if cell.reason
     ]
+    beforehand = [
+        (f"**{fix_id}** {fix.slug}", fix.before_you_apply)
+        for fix_id, fix in sorted(matrix.fixes.items())
+        if fix.before_you_apply
+    ]
     headers = ("fix", *(compact(releases, matrix.releases) for releases in lines.values()))
     parts = [
         STATUS_HEAD.format(yanked=yanked or "none"),
         markdown(headers, grid),
         "\n## Not tested\n\n" + ("\n".join(reasons) or "Every cell was tested."),
+        "\n## Before you apply\n\nWhat worked without a fix and does not go on as it did; `apply` says it as well.\n",
+        markdown(("fix", "what to know"), beforehand),
         "\n## Who is hit\n",
         markdown(("fix", "what you see", "who is hit", "since", "fixed in"), hit),
     ]
@@ -140,6 +147,7 @@ def status_json(catalog: Catalog) -> str:
                 "slug": fix.slug,
                 "symptom": fix.symptom,
                 "fixed_in": fix.first_fixed(),
+                **({"before_you_apply": fix.before_you_apply} if fix.before_you_apply else {}),
                 "cells": {release: cell(fix_id, release) for release in matrix.releases},
             }
             for fix_id, fix in sorted(matrix.fixes.items())

@@ -65,7 +65,7 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     about: str = ""
 
 
-class Fix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Fix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One fix over all releases.
 
     Attributes:
@@ -76,6 +76,8 @@ class Fix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             releases here was run by others, if at all: "by report".
         links: What is worth reading upstream.
         cells: One for every release.
+        before_you_apply: One sentence to know before it is put in: what worked without it and will not go on as it
+            did, such as the resumption of a run. Empty for most: that wrong numbers change is what fixes are for.
     """
 
     slug: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
@@ -84,6 +86,7 @@ class Fix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     since: str
     links: tuple[Link, ...]
     cells: dict[str, Cell]
+    before_you_apply: str = ""
 
     def affected(self) -> tuple[str, ...]:
         """Releases that need it, in order of version."""

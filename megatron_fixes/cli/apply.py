@@ -4,6 +4,7 @@
 What can't work on this machine is refused before anything is written, unless ``--force`` overrides it. An interrupted
 earlier transaction is mended first and said. ``--dry-run`` prints the plan and a diff that ``git apply`` takes, and
 writes nothing, not even that mending. An installed package is written to only with ``--installed``.
+Of fixes after which something that worked does not go on as it did, it says what to know.
 """
 
 from __future__ import annotations
@@ -84,12 +85,20 @@ def _requirers(plan: Plan, fix_id: str) -> str:
     return ", ".join(patch.fix_id for patch in plan.patches if fix_id in patch.header.requires)
 
 
-def _print_plan(plan: Plan, *, done: bool) -> None:
+def _before(plan: Plan, catalog: Catalog) -> dict[str, str]:
+    """What to know before these fixes are put in; fix to sentence, for those of which there is something."""
+    known = {patch.fix_id: catalog.matrix.fixes[patch.fix_id].before_you_apply for patch in plan.patches}
+    return {fix_id: sentence for fix_id, sentence in known.items() if sentence}
+
+
+def _print_plan(plan: Plan, catalog: Catalog, *, done: bool) -> None:
     verb = "applied" if done else "to apply"
     for patch in plan.patches:
         output.labelled(verb, f"{patch.fix_id}  {patch.header.description}", _LABEL, wrap=False)
     for fix_id in plan.required:
         output.labelled("", f"pulled in {fix_id} because {_requirers(plan, fix_id)} requires it", _LABEL, wrap=False)
+    for fix_id, sentence in _before(plan, catalog).items():
+        output.fact("note", f"{fix_id}  {sentence}", _LABEL)
     for row in plan.already:
         text = f"{row.finding.fix_id}  {row.finding.verdict}: {row_reason(row)}"
         output.labelled("no change", text, _LABEL, wrap=False)
@@ -113,7 +122,9 @@ def _nothing(plan: Plan) -> str:
     return f"nothing to apply: {'; '.join(left)}" if left else "nothing to do"
 
 
-def _to_json(target: Target, plan: Plan, notes: Sequence[str], recovered: Recovery | None, dry_run: bool) -> Any:
+def _to_json(
+    target: Target, catalog: Catalog, plan: Plan, notes: Sequence[str], recovered: Recovery | None, dry_run: bool
+) -> Any:
     return {
         "target": str(target.root),
         "release": target.release,
@@ -122,6 +133,7 @@ def _to_json(target: Target, plan: Plan, notes: Sequence[str], recovered: Recove
         "without_patch": [row.finding.fix_id for row in plan.without_patch],
         "gated": [row.finding.fix_id for row in plan.gated],
         "required": list(plan.required),
+        "before_you_apply": _before(plan, catalog),
         "files": sorted(plan.changes),
         "notes": list(notes),
         "recovered": recovery_json(recovered),
@@ -151,13 +163,13 @@ def _plan(target: Target, catalog: Catalog, only: Sequence[str], where: str) -> 
 
 def _dry_run(target: Target, catalog: Catalog, plan: Plan, notes: Sequence[str], as_json: bool) -> int:
     if as_json:
-        output.print_json(_to_json(target, plan, notes, None, dry_run=True))
+        output.print_json(_to_json(target, catalog, plan, notes, None, dry_run=True))
         return 0
     print_head(target, catalog, likeness_of(target, catalog))
     output.say()
     for sentence in notes:
         output.say(sentence, "bold yellow")
-    _print_plan(plan, done=False)
+    _print_plan(plan, catalog, done=False)
     output.say("dry run: nothing was written" if plan.changes else _nothing(plan), "bold")
     if plan.changes:
         output.say()
@@ -165,8 +177,8 @@ def _dry_run(target: Target, catalog: Catalog, plan: Plan, notes: Sequence[str],
     return 0
 
 
-def _print_outcome(target: Target, plan: Plan, notes: Sequence[str], where: str) -> None:
-    _print_plan(plan, done=True)
+def _print_outcome(plan: Plan, catalog: Catalog, notes: Sequence[str], where: str) -> None:
+    _print_plan(plan, catalog, done=True)
     for sentence in notes:
         output.labelled("note", sentence, _LABEL, wrap=False)
     output.say()
@@ -222,9 +234,9 @@ def apply_command(
     done = f"{', '.join(patch.fix_id for patch in plan.patches)} applied to {where}" if plan.changes else ""
     with output.telling(done):
         if as_json:
-            output.print_json(_to_json(target, plan, notes, recovered, dry_run=False))
+            output.print_json(_to_json(target, catalog, plan, notes, recovered, dry_run=False))
         else:
             print_head(target, catalog, like)
             output.say()
-            _print_outcome(target, plan, notes, where)
+            _print_outcome(plan, catalog, notes, where)
     return 0

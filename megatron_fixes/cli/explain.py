@@ -70,6 +70,7 @@ def facts(catalog: Catalog, fix_id: str) -> dict[str, Any]:
         "patch_for": list(catalog.patched_releases(fix_id)),
         "after": header.paragraphs["After this patch"] if header else None,
         "numerics": header.numerics if header else None,
+        "before_you_apply": fix.before_you_apply or None,
         "requires": list(header.requires) if header else [],
         "proof": header.proof if header else f"megatron_fixes.proofs.{fix_id.lower()}",
         "tested": {release: list(cell.tested) for release, cell in fix.cells.items()},
@@ -107,6 +108,8 @@ def _print(known: dict[str, Any], catalog: Catalog, fix: Fix) -> None:
     if known["after"]:
         line("patched", known["after"])
         line("numerics", NUMERICS[known["numerics"]])
+        if known["before_you_apply"]:
+            line("beforehand", known["before_you_apply"])
         line("requires", ", ".join(known["requires"]) or "no other fix")
     else:
         line("patched", "there is no patch yet")

@@ -17,6 +17,7 @@ import pytest
 from .conftest import (
     BARE,
     BUFFER,
+    CATALOG,
     GATED,
     IDS,
     NOT_NEEDED,
@@ -34,6 +35,12 @@ SLUG = "pp-double-grad-reduce-multi-distopt"
 Cli = Callable[..., Any]
 # No other fix requires it: what is required comes before in the series.
 LAST = PATCHES[-1]
+
+
+def beforehand(fix_ids: list[str]) -> dict[str, str]:
+    """What to know of some fixes before they are put in."""
+    fixes = CATALOG.matrix.fixes
+    return {fix_id: fixes[fix_id].before_you_apply for fix_id in fix_ids if fixes[fix_id].before_you_apply}
 
 
 def test_apply_twice_then_revert_as_processes_gives_the_same_bytes(process: Cli, tree: Path, contents: Any) -> None:
@@ -65,13 +72,23 @@ def test_the_result_is_what_git_apply_gives(cli: Cli, git: Cli, tree: Path, cont
     assert contents(tree) == ours
 
 
+def test_what_to_know_beforehand_is_said_of_fixes_that_are_put_in_and_of_no_others(cli: Cli, tree: Path) -> None:
+    assert "an optimizer state that was saved without" in beforehand(IDS)["MF0027"]
+    for arguments, told in ((["--dry-run"], IDS), (["--only", "MF0001"], []), ([], IDS), ([], [])):
+        out = cli("apply", tree, *arguments).out.splitlines()
+        notes = [line for line in out if line.startswith("note ")]
+        assert notes == [f"note      {fix_id}  {sentence}" for fix_id, sentence in beforehand(told).items()]
+    assert f"beforehand  {beforehand(IDS)['MF0027'][:60]}" in cli("explain", "MF0027").out
+    assert "beforehand" not in cli("explain", "MF0001").out
+
+
 def test_json_of_both_has_the_agreed_shape(cli: Cli, tree: Path) -> None:
     done = cli("apply", tree, "--json")
     head = {"target": str(tree), "release": RELEASE}
     applied = {"applied": IDS, "already": NOT_NEEDED, "required": [], "files": files_of(), "notes": []}
-    applied.update(without_patch=BARE, gated=GATED)
+    applied.update(without_patch=BARE, gated=GATED, before_you_apply=beforehand(IDS))
     assert done.json == {**head, **applied, "recovered": None, "dry_run": False}
-    applied.update(applied=[], already=sorted([*IDS, *NOT_NEEDED]), files=[])
+    applied.update(before_you_apply={}, applied=[], already=sorted([*IDS, *NOT_NEEDED]), files=[])
     assert cli("apply", tree, "--json").json == {**head, **applied, "recovered": None, "dry_run": False}
     done = cli("revert", tree, "--json")
     assert done.json == {
