@@ -35,6 +35,7 @@ README, STATUS = ROOT / "README.md", ROOT / "docs" / "status.md"
 WORKFLOW = ROOT / ".github" / "workflows" / "ci.yml"
 LETTERS = {"gloo": "g", "recorder": "r", "nccl-h200": "n", "untested": "?"}
 WORDS = {"fixed-upstream": "*upstream*", "not-affected": "\N{EN DASH}"}
+NOTES = ("before_you_apply", "on_cpu")
 REMEDIES = {"patch": "**patch**", "by name": "**patch, by name**", "none": "**needed**"}
 STATUS_HEAD = """\
 # What each fix is to each release
@@ -44,8 +45,9 @@ has the same, a cell a release. `nox -s table` holds every cell against what run
 
 **patch**: needed, and there is a patch; **patch, by name**: it changes training in a debatable way, so only
 `--only` puts it in; **needed**: no patch; *upstream*: fixed by Megatron-LM; \N{EN DASH}: does not have the defect. Seen
-by `megatron-fixes prove` with g: real process groups on CPU (gloo), r: the happens-before recorder on CPU, n:
-NVIDIA H200, with NCCL where there are several ranks, on the releases named; ?: not tested, the reason is below.
+by `megatron-fixes prove` with g: real process groups on CPU (gloo), r: the happens-before recorder on CPU, which sees
+what nothing orders and not the harm, n: NVIDIA H200, with NCCL where there are several ranks, on the releases
+named; ?: not tested, the reason is below. g shows the harm itself but for [these fixes](#what-g-shows).
 Releases withdrawn from PyPI by their maintainers: {yanked}.
 """
 
@@ -112,16 +114,21 @@ def status(catalog: Catalog) -> str:
         for release, cell in fix.cells.items()
         if cell.reason
     ]
-    beforehand = [
-        (f"**{fix_id}** {fix.slug}", fix.before_you_apply)
-        for fix_id, fix in sorted(matrix.fixes.items())
-        if fix.before_you_apply
-    ]
+    beforehand, on_cpu = (
+        [
+            (f"**{fix_id}** {fix.slug}", text)
+            for fix_id, fix in sorted(matrix.fixes.items())
+            if (text := getattr(fix, note))
+        ]
+        for note in NOTES
+    )
     headers = ("fix", *(compact(releases, matrix.releases) for releases in lines.values()))
     parts = [
         STATUS_HEAD.format(yanked=yanked or "none"),
         markdown(headers, grid),
         "\n## Not tested\n\n" + ("\n".join(reasons) or "Every cell was tested."),
+        "\n## What g shows\n\nWhere it is not all of the harm; of releases without n, nothing more was seen.\n",
+        markdown(("fix", "what is seen on the CPU"), on_cpu),
         "\n## Before you apply\n\nWhat worked without a fix and does not go on as it did; `apply` says it as well.\n",
         markdown(("fix", "what to know"), beforehand),
         "\n## Who is hit\n",
@@ -147,7 +154,7 @@ def status_json(catalog: Catalog) -> str:
                 "slug": fix.slug,
                 "symptom": fix.symptom,
                 "fixed_in": fix.first_fixed(),
-                **({"before_you_apply": fix.before_you_apply} if fix.before_you_apply else {}),
+                **{name: text for name in NOTES if (text := getattr(fix, name))},
                 "cells": {release: cell(fix_id, release) for release in matrix.releases},
             }
             for fix_id, fix in sorted(matrix.fixes.items())

@@ -78,6 +78,7 @@ class Fix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
         cells: One for every release.
         before_you_apply: One sentence to know before it is put in: what worked without it and will not go on as it
             did, such as the resumption of a run. Empty for most: that wrong numbers change is what fixes are for.
+        on_cpu: What real process groups on CPU show of it, where that is not the harm itself or not all of it.
     """
 
     slug: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
@@ -87,6 +88,7 @@ class Fix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     links: tuple[Link, ...]
     cells: dict[str, Cell]
     before_you_apply: str = ""
+    on_cpu: str = ""
 
     def affected(self) -> tuple[str, ...]:
         """Releases that need it, in order of version."""

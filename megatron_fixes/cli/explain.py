@@ -73,6 +73,7 @@ def facts(catalog: Catalog, fix_id: str) -> dict[str, Any]:
         "before_you_apply": fix.before_you_apply or None,
         "requires": list(header.requires) if header else [],
         "proof": header.proof if header else f"megatron_fixes.proofs.{fix_id.lower()}",
+        "on_cpu": fix.on_cpu or None,
         "tested": {release: list(cell.tested) for release, cell in fix.cells.items()},
         "patches": [_patch_facts(patch) for patch in patches],
         "links": [{"url": link.url, "kind": link.kind, "about": link.about or None} for link in fix.links],
@@ -121,6 +122,8 @@ def _print(known: dict[str, Any], catalog: Catalog, fix: Fix) -> None:
     output.say()
     for at, (means, releases) in enumerate(tested_ranges(fix, matrix).items()):
         line("" if at else "tested", f"{means} ({MEANS[means]}): {releases}")
+    if known["on_cpu"]:
+        line("on the CPU", known["on_cpu"])
     line("proof", known["proof"], wrap=False)
     release = (known["patch_for"] or known["affected"] or [*matrix.releases])[-1]
     line("", f"megatron-fixes prove {known['id']} --release {release}", wrap=False)

@@ -56,6 +56,24 @@ def test_the_status_has_a_cell_for_every_fix_and_release() -> None:
             assert cell["tested"] == list(known.tested)
 
 
+@pytest.mark.parametrize("note", RENDER.NOTES)
+def test_a_note_of_a_fix_stands_in_both_forms_of_the_status(note: str) -> None:
+    noted = {fix_id: text for fix_id, fix in CATALOG.matrix.fixes.items() if (text := getattr(fix, note))}
+    assert noted
+    lines = RENDER.status(CATALOG).splitlines()
+    assert all(f"| **{i}** {CATALOG.matrix.fixes[i].slug} | {text} |" in lines for i, text in noted.items())
+    fixes = json.loads(RENDER.status_json(CATALOG))["fixes"]
+    assert {fix_id: fix[note] for fix_id, fix in fixes.items() if note in fix} == noted
+
+
+def test_what_gloo_shows_is_told_of_fixes_whose_harm_it_can_not_show() -> None:
+    fixes = CATALOG.matrix.fixes
+    assert "a wrong file, shows on a GPU only" in fixes["MF0021"].on_cpu
+    for fix_id, fix in fixes.items():
+        means = {means for release in fix.affected() for means in fix.cells[release].tested}
+        assert not fix.on_cpu or "gloo" in means, fix_id
+
+
 def test_the_grid_has_a_row_a_fix_and_a_column_a_line() -> None:
     lines = [line for line in RENDER.status(CATALOG).splitlines() if line.startswith("| ")]
     grid = lines[: len(CATALOG.matrix.fixes) + 2]
