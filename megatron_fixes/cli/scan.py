@@ -132,6 +132,15 @@ def next_step(rows: Sequence[Row], catalog: Catalog, release: str | None, where:
     return "megatron-fixes list"
 
 
+def read_on(rows: Sequence[Row], release: str | None) -> str:
+    """Where to read what needed fixes do, and what is seen of their defects; empty if none is needed."""
+    needed = [row.finding.fix_id for row in rows if row.finding.verdict == "needed"]
+    if not needed:
+        return ""
+    of = f" --release {release}" if release else ""
+    return f"what each does: megatron-fixes list{of}; one of them: megatron-fixes explain {needed[0]}"
+
+
 def renew(target: Target, where: str) -> str:
     """The command that puts this version's patches in place of another's."""
     return f"megatron-fixes revert {where} && {apply_again(target, where)}"
@@ -256,14 +265,16 @@ def _print(target: Target, rows: Sequence[Row], catalog: Catalog, where: str, li
     for sentence in (interruption(target), for_apply_only(target, catalog) if fitting else ""):
         if sentence:
             output.say(sentence, "bold yellow")
+    claimed = without_local(target.release or "")
+    release = claimed if catalog.knows(claimed) else like.release if like else None
+    if sentence := read_on(rows, release):
+        output.say(sentence)
     if command := by_name(rows, catalog, where):
         output.say(f"only by name: {command}")
     if others := from_other_patches(target, catalog):
         output.say(other_patches_sentence(others), "bold yellow")
         output.say(f"next: {renew(target, where)}")
     else:
-        claimed = without_local(target.release or "")
-        release = claimed if catalog.knows(claimed) else like.release if like else None
         output.say(f"next: {next_step(rows, catalog, release, where)}")
 
 

@@ -87,6 +87,18 @@ def test_a_pipe_gets_one_line_a_fix_their_counts_and_the_next_command(cli: Cli, 
     assert lines[-1] == f"next: megatron-fixes apply {tree}"
 
 
+def test_where_a_fix_is_needed_the_commands_that_tell_what_each_does_are_named_and_work(cli: Cli, tree: Path) -> None:
+    needed = [fix_id for fix_id, (verdict, _) in expected().items() if verdict == "needed"]
+    (line,) = [line for line in cli("scan", tree).out.splitlines() if line.startswith("what each does: ")]
+    overview, one = line.removeprefix("what each does: ").split("; one of them: ")
+    for command, names in ((overview, needed), (one, needed[:1])):
+        done = cli(*command.removeprefix("megatron-fixes ").split())
+        told = " ".join(done.out.split())
+        assert done.code == 0 and all(CATALOG.matrix.fixes[fix_id].symptom in told for fix_id in names)
+    assert cli("apply", tree).code == cli("apply", tree, "--only", ",".join(GATED)).code == 0
+    assert "what each does" not in cli("scan", tree).out
+
+
 def test_the_counts_tell_what_is_in_what_differs_and_what_can_not_be_put_in(cli: Cli, small: Path) -> None:
     def count() -> str:
         (line,) = [line for line in cli("scan", small).out.splitlines() if re.match(r"\d+ needed", line)]
