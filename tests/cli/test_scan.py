@@ -336,6 +336,42 @@ def test_each_edited_file_is_parsed_as_it_is_and_as_it_would_be_however_many_fix
     assert sorted(parsed) == (sorted(MINE + text for text in texts) if edited else [])
 
 
+WATCHED = """\
+import os, sys
+from megatron_fixes.cli.main import main
+
+seen, tree = [], sys.argv[-1]
+
+def note(event, arguments):
+    if event in ("open", "os.listdir", "os.scandir") and isinstance(arguments[0], (str, bytes, os.PathLike)):
+        if (path := os.path.abspath(os.fsdecode(arguments[0]))).startswith(tree):
+            seen.append(f"{event} {os.path.relpath(path, tree)}")
+    elif event == "compile" and arguments[1] == "<unknown>":  # by ast.parse
+        seen.append("parse")
+
+sys.addaudithook(note)
+main(sys.argv[1:])
+print(*seen, sep="\\n", file=sys.stderr)
+"""
+
+
+def test_with_a_thousand_more_files_in_the_tree_the_same_is_opened_listed_and_parsed(
+    process: Cli, tree: Path, buffer: Path
+) -> None:
+    buffer.write_bytes(MINE + buffer.read_bytes())  # so that something is parsed
+    text = buffer.read_bytes()
+    few = process("scan", tree, program=["-c", WATCHED])
+    folders = [tree, tree / "megatron", buffer.parent, tree / "megatron" / "core" / "more"]
+    folders[-1].mkdir()
+    for number in range(1000):
+        (folders[number % 4] / f"more_{number}.py").write_bytes(text)
+    many = process("scan", tree, program=["-c", WATCHED])
+    assert (few.code, few.out) == (many.code, many.out)
+    assert many.err.splitlines() == few.err.splitlines()
+    # The file that names the release, and the edited one as it is and as it would be.
+    assert few.err.splitlines().count("parse") == 3 and f"open {BUFFER}" in few.err.splitlines()
+
+
 def test_differences_are_cut_at_the_limit() -> None:
     change = Difference("a.py::f", "0.16.1", tuple(f"+ {line}: x" for line in range(50)))
     lines = difference_lines([change])
