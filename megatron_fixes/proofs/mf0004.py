@@ -10,15 +10,22 @@ Each case has sequences of batches through one DDP, with one bucket and with one
 * ``first-batch``: the first batch is abandoned in its first or second pass, or leaves a parameter unused. Also a batch
   over buffers that were not zeroed, which with several instances no release refuses. All of them also with FP32
   sums, where from 0.18 on a bucket's reduction is finished as soon as the next one's is dispatched.
+* ``unused-on-one-rank``: one rank leaves a parameter unused in the first batch, the one whose hook fires first or the
+  one whose hook fires last; with one and two distributed-optimizer instances. Collectives must pair with those of its
+  peers in that batch and in those that follow, and in the third one hooks must dispatch them.
+* ``unused-on-one-rank-in-one-bucket``: the same with one bucket, which the other rank has counted; then two passes.
+* ``unused-after-recount``: after a batch that was refused, one rank leaves a parameter unused. It must end in an error.
 * ``fewer-passes``: two passes, then one; with one and two distributed-optimizer instances.
 * ``fewer-on-one-rank``: one rank runs out of data. Its collectives must pair with those of its peers, whose hooks
   dispatch in an order that is not that of the buckets.
+* ``fewer-when-partly-counted``: the same, while a bucket is not counted yet since the other rank leaves it unused.
 * ``more-passes``: two passes, then three; the same. Refused is enough here: when the third gradient comes, the
   reduction of the first two is under way. Then three passes again.
 * ``dispatched-twice``: two passes that each end with ``DDP.start_grad_sync``, as a pipeline schedule that is called
   twice a batch does it.
 
 Releases that take one pass a batch only (before 0.16) refuse more from the first batch on; that is not this defect.
+They don't count, so a batch that leaves a parameter unused on one rank can't change later ones, and is left out there.
 After a batch that was refused or abandoned, reductions under way are waited for here (see MF0002).
 """
 
@@ -64,7 +71,8 @@ class Batch:
     Attributes:
         passes: Forward-backward passes, each with gradient synchronisation on.
         abandoned: Left by an exception in the middle of the last pass.
-        unused: The first layer takes no part in it.
+        unused: The layer that takes no part in it, if any.
+        unused_rank: The rank on which it takes no part; None for all of them.
         dispatched: Each pass runs under ``no_sync`` and ends with ``start_grad_sync``.
         short_rank: A rank that runs one pass less than the others.
         diagnostic: A backward pass under ``no_sync`` follows when it is finished; its gradients are thrown away.
@@ -75,7 +83,8 @@ class Batch:
 
     passes: int = 1
     abandoned: bool = False
-    unused: bool = False
+    unused: str = ""
+    unused_rank: int | None = None
     dispatched: bool = False
     short_rank: int | None = None
     diagnostic: bool = False
@@ -87,6 +96,10 @@ class Batch:
         """How many passes a rank runs."""
         return self.passes - (rank == self.short_rank)
 
+    def unused_of(self, rank: int) -> str:
+        """The layer that a rank leaves unused, if any."""
+        return self.unused if self.unused_rank in (None, rank) else ""
+
 
 Sequences = dict[str, tuple[Batch, ...]]
 
@@ -95,13 +108,29 @@ FIRST_BATCH: Sequences = {
     "not zeroed": (TWO, ONE, Batch(1, unzeroed=True, refusable=True)),
     "abandoned": (Batch(1, abandoned=True), ONE, Batch(1, overlaps=True)),
     "abandoned in the second pass": (Batch(2, abandoned=True), TWO, Batch(2, overlaps=True)),
-    "a parameter unused": (Batch(1, unused=True, refusable=True), ONE, Batch(1, overlaps=True)),
+    "a parameter unused": (Batch(1, unused="first", refusable=True), ONE, Batch(1, overlaps=True)),
+}
+UNUSED_ON_ONE_RANK: Sequences = {
+    f"{name} unused": (Batch(1, unused=name, unused_rank=1), ONE, Batch(1, overlaps=True)) for name in ("last", "first")
+}
+UNUSED_IN_ONE_BUCKET: Sequences = {
+    "last unused": (Batch(1, unused="last", unused_rank=1), TWO, Batch(2, overlaps=True)),
+}
+UNUSED_AFTER_RECOUNT: Sequences = {
+    "first unused": (ONE, Batch(2, refusable=True), Batch(1, unused="first", unused_rank=1, refusable=True)),
 }
 FEWER_PASSES: Sequences = {
     "fewer": (TWO, Batch(2, overlaps=True), ONE, Batch(2, overlaps=True)),
     "a diagnostic pass after each": (*[Batch(2, diagnostic=True)] * 2, Batch(1, diagnostic=True), TWO),
 }
 FEWER_ON_ONE_RANK: Sequences = {"fewer on one rank": (TWO, Batch(2, overlaps=True), Batch(2, short_rank=1))}
+FEWER_WHEN_PARTLY_COUNTED: Sequences = {
+    "fewer on one rank, first unused on the other": (
+        Batch(2, unused="first", unused_rank=0),
+        Batch(2, unused="first", unused_rank=0, short_rank=1),
+        ONE,
+    ),
+}
 MORE_PASSES: Sequences = {
     "more": (TWO, Batch(2, overlaps=True), Batch(3, refusable=True), THREE, Batch(3, overlaps=True), TWO),
 }
@@ -111,38 +140,49 @@ DISPATCHED_TWICE: Sequences = {"twice": (Batch(2, dispatched=True, refusable=Tru
 class _Model(torch.nn.Module):
     """Three layers with the bomb after the first; they are not used in the order in which they are registered."""
 
+    ORDER = ("first", "middle", "last")
+
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(4)
         self.middle, self.last, self.first = (torch.nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(3))
 
-    def forward(self, data: torch.Tensor, skip_first: bool) -> torch.Tensor:
-        output: torch.Tensor = self.last(self.middle(data if skip_first else Bomb.apply(self.first(data))))
-        return output
+    def forward(self, data: torch.Tensor, unused: str) -> torch.Tensor:
+        for name in self.ORDER:
+            if name != unused:
+                data = getattr(self, name)(data)
+            if name == "first":
+                data = Bomb.apply(data)
+        return data
 
 
 def _data(rank: int, number: int, part: int) -> torch.Tensor:
     return torch.randn(4, HIDDEN, generator=torch.Generator().manual_seed(10_000 * number + 100 * part + rank))
 
 
-def _loss(module: torch.nn.Module, data: torch.Tensor, batch: Batch) -> torch.Tensor:
-    loss: torch.Tensor = module(data.to(next(module.parameters())), batch.unused).square().mean()
+def _loss(module: torch.nn.Module, data: torch.Tensor, unused: str) -> torch.Tensor:
+    loss: torch.Tensor = module(data.to(next(module.parameters())), unused).square().mean()
     return loss
 
 
 def _passes(ddp: Any, rank: int, number: int, batch: Batch) -> None:
     for part in range(batch.passes_of(rank)):
         Bomb.armed = batch.abandoned and part == batch.passes - 1
-        loss = partial(_loss, data=_data(rank, number, part), batch=batch)
+        loss = partial(_loss, data=_data(rank, number, part), unused=batch.unused_of(rank))
         backward(ddp, loss, scheduled=batch.dispatched)
 
 
 def _expected(ddp: Any, number: int, batch: Batch) -> dict[str, torch.Tensor]:
-    """The sum over passes, averaged over ranks; all of them at once."""
+    """The sum over passes, averaged over ranks."""
     peers = range(parallel_state.get_data_parallel_world_size())
-    passes = [_data(peer, number, part) for peer in peers for part in range(batch.passes_of(peer))]
-    share = len(passes) / len(peers)
-    return reference_gradients(ddp.module, [lambda module: share * _loss(module, torch.cat(passes), batch)])
+    passes = [
+        (_data(peer, number, part), batch.unused_of(peer)) for peer in peers for part in range(batch.passes_of(peer))
+    ]
+
+    def loss(module: torch.nn.Module) -> torch.Tensor:
+        return torch.stack([_loss(module, *each) for each in passes]).sum() / len(peers)
+
+    return reference_gradients(ddp.module, [loss])
 
 
 def _drain(ddp: Any) -> None:
@@ -160,6 +200,8 @@ def _dispatched(group: Any) -> bool:
 
 def _batch(ddp: Any, rank: int, number: int, batch: Batch) -> dict[str, Any]:
     """Run one batch; report a comparison, or the error that refused it."""
+    if batch.unused_rank is not None and not hasattr(ddp.bucket_groups[0], "is_first_batch"):
+        return {"left_out": "nothing is counted"}
     try:
         if not batch.unzeroed:
             ddp.zero_grad_buffer()
@@ -180,7 +222,7 @@ def _batch(ddp: Any, rank: int, number: int, batch: Batch) -> dict[str, Any]:
     report = {**compare(ddp, _expected(ddp, number, batch)), "under_way": under_way}
     if batch.diagnostic:
         with ddp.no_sync():
-            _loss(ddp, _data(rank, number, batch.passes), batch).backward()
+            _loss(ddp, _data(rank, number, batch.passes), batch.unused_of(rank)).backward()
     return report
 
 
@@ -203,7 +245,7 @@ def _run(rank: int, *, sequences: Sequences, instances: Sequence[int], buckets: 
 
 def _fault(batch: Batch, report: dict[str, Any], *, one_pass_only: bool) -> str | None:
     """What is wrong with how a batch ended, if anything."""
-    if batch.abandoned:
+    if batch.abandoned or "left_out" in report:
         return None
     if "refused" in report:
         allowed = batch.refusable or (one_pass_only and batch.passes > 1)
@@ -223,13 +265,13 @@ def judge_batches(evidence: Sequence[dict[str, dict[str, Any]]], *, sequences: S
     ]
     refused = 0
     for name, setup, rank, reports in ended:
-        one_pass_only = "refused" in reports[0] and not sequences[name][0].refusable
+        one_pass_only = bool({"refused", "left_out"} & reports[0].keys()) and not sequences[name][0].refusable
         for number, (batch, report) in enumerate(zip(sequences[name], reports, strict=True)):
             if fault := _fault(batch, report, one_pass_only=one_pass_only):
                 place = f"{name}, {setup}: batch {number + 1} of {len(reports)} on rank {rank}"
                 return Judgement("defect", f"{place}: {fault}")
             refused += "refused" in report
-    batches = sum(len(reports) for *_, reports in ended)
+    batches = sum("left_out" not in report for *_, reports in ended for report in reports)
     return Judgement("clean", f"{batches} batches, {refused} of them refused by an error that is due, none wrong")
 
 
@@ -248,8 +290,12 @@ PROOF = Proof(
     "MF0004",
     (
         _case("first-batch", FIRST_BATCH, 2, buckets=tuple(BUCKETS)),
+        _case("unused-on-one-rank", UNUSED_ON_ONE_RANK, 4, instances=(1, 2), buckets=(EACH,)),
+        _case("unused-on-one-rank-in-one-bucket", UNUSED_IN_ONE_BUCKET, 2, buckets=(ONE_BUCKET,)),
+        _case("unused-after-recount", UNUSED_AFTER_RECOUNT, 2, buckets=(EACH,)),
         _case("fewer-passes", FEWER_PASSES, 4, instances=(1, 2)),
         _case("fewer-on-one-rank", FEWER_ON_ONE_RANK, 2, buckets=(EACH,)),
+        _case("fewer-when-partly-counted", FEWER_WHEN_PARTLY_COUNTED, 2, buckets=(EACH,)),
         _case("more-passes", MORE_PASSES, 4, instances=(1, 2)),
         _case("dispatched-twice", DISPATCHED_TWICE, 2),
         CONTROL,

@@ -7,14 +7,14 @@ DDP = "megatron/core/distributed/distributed_data_parallel.py"
 MISTAKES = {
     "counts in a batch that was abandoned": (
         BUFFER,
-        "        if self.golden_per_param_grad_ready_counts:\n",
+        "        if self.grad_counts_agreed:\n",
         "        if len(self.per_param_grad_ready_counts) == len(self.params) and self.is_first_batch:\n"
         "            self.golden_per_param_grad_ready_counts = self.per_param_grad_ready_counts\n",
     ),
     "counts in a batch with parameters unused": (
         BUFFER,
-        "            if all_grads_ready:\n",
-        "            if self.per_param_grad_ready_counts:\n",
+        "            if all_grads_ready and (\n",
+        "            if self.per_param_grad_ready_counts and (\n",
     ),
     "never counts": (BUFFER, "            self.is_first_batch = False\n", "            pass\n"),
     "dispatches what is dispatched": (
@@ -24,13 +24,55 @@ MISTAKES = {
     ),
     "leaves fewer passes undispatched": (
         BUFFER,
-        "        elif all_grads_ready:\n",
-        "        elif False:\n",
+        "        elif all_grads_ready or not self.grad_counts_agreed:\n",
+        "        elif not self.grad_counts_agreed:\n",
     ),
     "dispatches the rest in the order of buckets": (
         DDP,
-        "sorted(bucket_groups, key=lambda group: group.last_grad_ready_ns)",
-        "bucket_groups",
+        "key=lambda group: group.last_grad_ready_ns if group.grad_counts_agreed else",
+        "key=lambda group:",
+    ),
+    "dispatches all of it in the order in which grads came": (
+        DDP,
+        'group.last_grad_ready_ns if group.grad_counts_agreed else float("inf")',
+        "group.last_grad_ready_ns",
+    ),
+    "dispatches first what no hook dispatches": (DDP, 'float("inf")', "0"),
+    "leaves unused parameters undispatched": (
+        BUFFER,
+        "        elif all_grads_ready or not self.grad_counts_agreed:\n",
+        "        elif all_grads_ready:\n",
+    ),
+    "dispatches what is not ready in a recount": (
+        BUFFER,
+        "        elif all_grads_ready or not self.grad_counts_agreed:\n",
+        "        elif all_grads_ready or not self.golden_per_param_grad_ready_counts:\n",
+    ),
+    "goes by its own counts": (
+        BUFFER,
+        "        if self.grad_counts_agreed:\n",
+        "        if self.golden_per_param_grad_ready_counts:\n",
+    ),
+    "one rank's counts will do": (DDP, "ReduceOp.MIN", "ReduceOp.MAX"),
+    "agrees within one optimizer instance": (
+        DDP,
+        "self._agree_on_grad_counts(self.bucket_groups, self.dp_cp_group)",
+        "self._agree_on_grad_counts(self.bucket_groups, self.intra_dp_cp_group)",
+    ),
+    "asks once only": (
+        DDP,
+        "        if self.num_finished_batches & (self.num_finished_batches - 1) == 0:\n",
+        "        if self.num_finished_batches == 1:\n",
+    ),
+    "keeps the first count of a rank": (
+        BUFFER,
+        "                self.is_first_batch or not self.golden_per_param_grad_ready_counts\n",
+        "                not self.golden_per_param_grad_ready_counts\n",
+    ),
+    "never counts again": (
+        BUFFER,
+        "                self.is_first_batch or not self.golden_per_param_grad_ready_counts\n",
+        "                self.is_first_batch\n",
     ),
     "takes late gradients": (
         BUFFER,
