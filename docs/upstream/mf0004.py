@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DDP with overlap_grad_reduce: a batch with more backward passes than the first has silently wrong gradients.
+"""DDP with overlap_grad_reduce: what was counted in the first batch makes gradients of later ones silently wrong.
 
 Cause: `_ParamAndGradBucketGroup.register_grad_ready` (megatron/core/distributed/param_and_grad_buffer.py) dispatches
 the reduction when each parameter's gradient has come as often as in the first batch, and takes what comes later into a
 buffer that is being reduced; how far that is decides what comes out. A batch with fewer passes never gets there, so
 `finish_grad_sync` fails. And `reset` takes the counts from the first batch whatever became of it: if that left a
-parameter unused, or was aborted, an assertion fails in `zero_grad_buffer`, then and ever after.
+parameter unused, or was aborted, an assertion fails in `zero_grad_buffer`, then and ever after. Each rank decides so by
+itself. If a bucket got no gradient in the first batch of one rank only, that rank dispatches it in `finish_grad_sync`
+of the next batch, and its peers by a hook: in another order, so that collectives are paired with the wrong ones, on all
+ranks, without an error.
 
 Needs torch and megatron-core; two processes on CPU with gloo. Exit code 1: the defect shows; 0: it does not.
 """
@@ -18,9 +21,14 @@ import torch
 torch.cuda.current_device = lambda: torch.device("cpu")  # no GPU is needed to see it
 torch.cuda.current_stream = lambda *_: None
 
-# In the first batch of the second one, a parameter takes no part.
-LOOPS = {"2, 2, 3, 1 passes": (2, 2, 3, 1), "a parameter unused, then 1, 1 passes": (0, 1, 1)}
-EXPECTED = {"2, 2, 3, 1 passes": ["3", "3", "4.5", "1.5"], "a parameter unused, then 1, 1 passes": ["-", "1.5", "1.5"]}
+UNUSED = "the other layer unused"
+# Passes of each batch, the ranks that leave the other layer unused in the first one, and the bucket size.
+LOOPS = {
+    "2, 2, 3, 1 passes": ((2, 2, 3, 1), (), None),
+    f"{UNUSED}, then used": ((1, 1, 1), (0, 1), None),
+    f"{UNUSED} on rank 1 only, then used": ((1, 1, 1), (1,), 1),
+}
+EXPECTED = [["3", "3", "4.5", "1.5"], ["1.5"] * 3, ["1.5"] * 3]
 
 
 class Model(torch.nn.Module):
@@ -32,18 +40,18 @@ class Model(torch.nn.Module):
 
     def forward(self, value, both):
         """Both of them, or one."""
-        return self.one(value) + self.other(value) if both else self.other(value)
+        return self.one(value) + 2 * self.other(value) if both else self.one(value)
 
 
-def mean_gradient(ddp, rank, passes):
+def mean_gradient(ddp, rank, passes, both):
     try:
         ddp.zero_grad_buffer()
-        for _ in range(max(passes, 1)):  # gradient accumulation with the hooks on
-            ddp(torch.full((1, 4), float(rank + 1)), passes > 0).sum().backward()
+        for _ in range(passes):  # gradient accumulation with the hooks on
+            ddp(torch.full((1, 4), float(rank + 1)), both).sum().backward()
         ddp.finish_grad_sync()
     except (AssertionError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}".removesuffix(": ")
-    return f"{ddp.module.one.weight.main_grad[0, 0].item():g}" if passes else "-"
+    return f"{ddp.module.one.weight.main_grad[0, 0].item():g}"
 
 
 def run(rank, port, queue):
@@ -55,16 +63,22 @@ def run(rank, port, queue):
     parallel_state.initialize_model_parallel()
     config = TransformerConfig(num_layers=1, hidden_size=4, num_attention_heads=1)
     seen = {}
-    for loop, batches in LOOPS.items():
-        ddp = DistributedDataParallel(config, DistributedDataParallelConfig(overlap_grad_reduce=True), Model())
-        seen[loop] = [mean_gradient(ddp, rank, passes) for passes in batches]
+    for loop, (batches, unused_on, bucket_size) in LOOPS.items():
+        ddp_config = DistributedDataParallelConfig(overlap_grad_reduce=True, bucket_size=bucket_size)
+        ddp = DistributedDataParallel(config, ddp_config, Model())
+        seen[loop] = [
+            mean_gradient(ddp, rank, passes, number > 0 or rank not in unused_on)
+            for number, passes in enumerate(batches)
+        ]
     queue.put((rank, seen))
 
 
-def right(loop, seen):
+def right(seen):
     # More passes than before may end in an error that says so.
     return all(
-        got == want or (want == "4.5" and "RuntimeError" in got) for got, want in zip(seen, EXPECTED[loop], strict=True)
+        got == want or (want == "4.5" and "RuntimeError" in got)
+        for loop, wanted in zip(LOOPS, EXPECTED, strict=True)
+        for got, want in zip(seen[loop], wanted, strict=True)
     )
 
 
@@ -79,5 +93,5 @@ if __name__ == "__main__":
     for rank in (0, 1):
         for loop in LOOPS:
             print(f"  rank {rank}, {loop}: {' | '.join(by_rank[rank][loop])}")
-    print("expected: 3 | 3 | 4.5, or an error that says why not | 1.5 on both ranks; - | 1.5 | 1.5 on both ranks")
-    sys.exit(not all(right(loop, by_rank[rank][loop]) for rank in (0, 1) for loop in LOOPS))
+    print("expected: 3 | 3 | 4.5, or an error that says why not | 1.5 on both ranks; then 1.5 | 1.5 | 1.5 twice")
+    sys.exit(not all(right(by_rank[rank]) for rank in (0, 1)))
