@@ -127,7 +127,7 @@ def _destroy(records: Sequence[GroupRecord], agree_s: float) -> Teardown:
 
 
 def _tell(left: Sequence[str]) -> None:
-    message = f"{len(left)} collectives that nobody holds are still under way: {'; '.join(left)}"
+    message = f"collectives that nobody holds are still under way, {len(left)}: {'; '.join(left)}"
     emit(Event("collectives-adrift", message, {"count": len(left), "collectives": tuple(left)}))
 
 

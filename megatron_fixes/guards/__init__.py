@@ -29,9 +29,10 @@ def install(
     """Put guards on Megatron now, or as soon as ``megatron.core.distributed`` is imported.
 
     Args:
-        names: Of ``lifecycle``, ``streams``, ``teardown``. Guards that are installed already are left as they are.
-        deadline_s: How long a collective may take, in seconds; None for ``MEGATRON_GUARDS_DEADLINE_S``.
-        abort: Whether a late collective's group is aborted; None for ``MEGATRON_GUARDS_ABORT``.
+        names: Of ``lifecycle``, ``streams``, ``teardown``. Guards that are installed already stay.
+        deadline_s: How long a collective may take, in seconds; None for ``MEGATRON_GUARDS_DEADLINE_S``. One that is
+            given takes the place of the one in force, for all guards.
+        abort: Whether a late collective's group is aborted; None for ``MEGATRON_GUARDS_ABORT``. As ``deadline_s``.
 
     Raises:
         UsageError: An unknown name, a deadline that is no time, or wrapt is not installed. Nothing was changed.

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from megatron_fixes.guards.ledger import Outstanding
 
 
+RESTART = "Look at where the missing ranks are, and restart from a checkpoint: what the step computed is of no use."
+
+
 @dataclass
 class Terms:
     """What was asked for; changed by a later ``install``.
@@ -76,9 +79,12 @@ def tell_late(outstanding: Outstanding, seconds: float, terms: Terms) -> Collect
     where = " and ".join(f"process group {record.name} of ranks {list(record.ranks)}" for record in records)
     who = "it can't be told which" if missing is None else f"ranks {list(missing)}" if missing else "none"
     message = (
-        f"{outstanding}, is not complete after {seconds:.1f} s on {where or 'a process group that is not known'}; "
+        f"{outstanding}, not complete after {seconds:.1f} s on {where or 'a process group that is not known'}; "
         f"not known to have issued it: {who}"
     )
+    aborted = bool(terms.abort and records)
+    if aborted:
+        message += "; aborted"
     if first:
         fields = {
             "what": KINDS[outstanding.kind],
@@ -89,13 +95,13 @@ def tell_late(outstanding: Outstanding, seconds: float, terms: Terms) -> Collect
             "seconds": round(seconds, 3),
             "place": outstanding.place,
             "missing": missing if missing is not None else "unknown",
-            "aborted": bool(terms.abort and records),
+            "aborted": aborted,
         }
         emit(Event("collective-late", f"rank {rank}: {message}", fields))
-    if terms.abort:
+    if aborted:
         for record in records:
             record.abort()
-    hint = "Look at where the missing ranks are; zero_grad_buffer drains what a step has left."
+    hint = RESTART if aborted else "Look at where the missing ranks are; zero_grad_buffer drains what a step has left."
     return CollectiveTimeoutError(f"got a {message}", missing=missing, context=f"rank {rank}", hint=hint)
 
 

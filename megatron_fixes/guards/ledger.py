@@ -134,6 +134,9 @@ class Outstanding:
         bucket_group = self._bucket_group()
         return () if bucket_group is None else tuple(bucket.grad_data.numel() for bucket in bucket_group.buckets)
 
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
     def __str__(self) -> str:
         elements, count = ", ".join(map(str, self.sizes)), len(self.sizes)
         buckets = f"{count} bucket{'s' * (count != 1)} ({elements} elements)"

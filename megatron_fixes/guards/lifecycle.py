@@ -25,11 +25,11 @@ import torch
 
 from megatron_fixes.collectives import registry
 from megatron_fixes.collectives.arrivals import NotMetError, meet
-from megatron_fixes.collectives.errors import CollectiveTimeoutError
+from megatron_fixes.collectives.errors import CollectiveTimeoutError, GroupDestroyedError
 from megatron_fixes.events import Event, emit
 from megatron_fixes.guards.handles import BoundedHandle, StreamEnd, drain, keep
-from megatron_fixes.guards.late import TERMS
-from megatron_fixes.guards.ledger import GRADIENTS, LEDGER, PARAMETERS, Kind, process_group, process_groups
+from megatron_fixes.guards.late import RESTART, TERMS
+from megatron_fixes.guards.ledger import GRADIENTS, KINDS, LEDGER, PARAMETERS, Kind, process_group, process_groups
 from megatron_fixes.guards.points import FIX_COUNTS, FIX_DRAINS
 from megatron_fixes.guards.watcher import Watcher
 
@@ -84,7 +84,14 @@ def require_whole(bucket_group: Any, kind: Kind) -> None:
     """
     if TERMS.abort:
         for group in process_groups(bucket_group, kind):
-            registry.record_of(group)
+            record = registry.record_of(group, to_destroy=True)
+            if record.aborted:
+                raise GroupDestroyedError(
+                    f"got a {KINDS[kind]} on process group {record.name} of ranks {list(record.ranks)}, which was "
+                    "aborted as a collective on it was late",
+                    context=f"rank {record.rank}",
+                    hint=RESTART,
+                )
 
 
 def start_grad_sync(wrapped: Any, bucket_group: Any, args: Any, kwargs: Any) -> Any:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from megatron_fixes.guards.attach import Attached
 
 _attached: list[Attached] = []
-_waiting: dict[str, config.GuardSettings] = {}
+_waiting: list[config.GuardSettings] = []
 _hooked = False
 _told: set[str] = set()  # at the start: CPython 3.11 reads the .pth files of a virtual environment twice
 
@@ -37,18 +37,27 @@ class Status:
         installed: Guards that are in force.
         waiting: Guards that wait for Megatron to be imported.
         points: Functions that are wrapped, each as ``guard: Class.function``.
+        deadline_s: That is in force, in seconds; None: nothing is called late, or no guard is installed.
+        abort: Whether the process group of a late collective is aborted.
     """
 
     installed: tuple[str, ...]
     waiting: tuple[str, ...]
     points: tuple[str, ...]
+    deadline_s: float | None = None
+    abort: bool = False
 
 
 def status() -> Status:
     """See ``megatron_fixes.guards.status``."""
     installed = tuple(name for name in config.GUARD_NAMES if any(one.guard == name for one in _attached))
     points = tuple(f"{one.guard}: {one.place}" for one in _attached)
-    return Status(installed, tuple(_waiting), points)
+    waiting = tuple(name for name in config.GUARD_NAMES if any(name in one.names.value for one in _waiting))
+    if not installed:
+        return Status(installed, waiting, points)
+    from megatron_fixes.guards.late import TERMS
+
+    return Status(installed, waiting, points, TERMS.deadline_s, TERMS.abort)
 
 
 def at_interpreter_start() -> None:
@@ -83,17 +92,15 @@ def _put_in(settings: config.GuardSettings) -> None:
             raise UsageError(f"got {TRIGGER} half imported", hint="Install guards before or after it is imported.")
         _attach(settings)
         return
-    for name in settings.names.value:
-        _waiting[name] = settings
+    _waiting.append(settings)
     if not _hooked:
         _hooked = True
         wrapt.register_post_import_hook(_megatron_is_there, TRIGGER)
 
 
 def _megatron_is_there(_: ModuleType) -> None:
-    asked = list(dict.fromkeys(_waiting.values()))
     try:
-        for settings in asked:
+        for settings in list(_waiting):
             _attach(settings)
     except Exception as error:  # noqa: BLE001 - see the module's docstring
         _tell(error)

@@ -51,7 +51,8 @@ def destroy_model_parallel(wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
 
 def _drain() -> None:
     for outstanding in LEDGER.under_way():
-        if outstanding.on_device and group_is_gone(outstanding):
+        if group_is_gone(outstanding):
+            # It was aborted as something on it was late; that was told.
             continue
         try:
             drain(outstanding.handle, outstanding, TERMS, TERMS.deadline_s or DRAIN_S)

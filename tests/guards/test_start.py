@@ -123,6 +123,15 @@ alone = [hasattr(f, "__wrapped__") for f in (group.start_grad_sync, parallel_sta
 """
 
 
+def test_what_is_asked_for_later_holds_also_before_megatron_is_imported() -> None:
+    code = BY_PTH + "from megatron_fixes import guards\nguards.install(['lifecycle'], deadline_s=30, abort=True)\n"
+    code += IMPORT.format(tree=str(tree_of("0.16.1")))
+    code += (
+        "import json; status = guards.status(); print(json.dumps([status.installed, status.deadline_s, status.abort]))"
+    )
+    assert told(code, **{GUARDS: "all", DEADLINE: "2"})[0] == [list(GUARD_NAMES), 30.0, True]
+
+
 def test_a_second_install_leaves_the_terms_of_the_first_unless_it_names_others() -> None:
     tree = tree_of("0.16.1")
     terms = "from megatron_fixes.guards.late import TERMS; seen.append([TERMS.deadline_s, TERMS.abort])\n"
