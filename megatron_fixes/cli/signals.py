@@ -2,8 +2,9 @@
 """Lets SIGTERM and SIGHUP end a command as Ctrl-C does: by an exception, so that what was begun is undone on the way.
 
 By default both kill at once, and a batch system or a dropped connection would leave a tree half patched and the process
-of the proofs running. Only the first one raises: a second would cut the undoing short. One that whoever started
-us had ignored (nohup) stays ignored. Not handled: SIGKILL, after which the next command mends.
+of the proofs running. Only the first of all three raises: a second would cut the undoing short, so from then on they are
+ignored until the process ends. One that whoever started us had ignored (nohup) stays ignored. Not handled: SIGKILL,
+after which the next command mends.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class EndedError(SystemExit):
@@ -34,13 +35,15 @@ class EndedError(SystemExit):
 
 @contextlib.contextmanager
 def ending_by_exception() -> Iterator[None]:
-    """Raise ``EndedError`` where the block is when the first of the signals comes; only in the main thread."""
+    """On the first of the signals raise ``EndedError``, for SIGINT ``KeyboardInterrupt``; only in the main thread."""
     left = False
 
     def leave(number: int, frame: object) -> None:
         nonlocal left
         if not left:
             left = True
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
             raise EndedError(number)
 
     before = {}
@@ -52,5 +55,6 @@ def ending_by_exception() -> Iterator[None]:
             signal.signal(number, leave)
         yield
     finally:
-        for number, handler in taken.items():
-            signal.signal(number, handler)
+        if not left:
+            for number, handler in taken.items():
+                signal.signal(number, handler)

@@ -40,6 +40,7 @@ def run(module: str) -> int:
     if heeded:
         signal.signal(signal.SIGINT, as_ever)
     code: int = main(sys.argv[1:])
-    if heeded:
+    # A command that a signal has ended goes on ignoring further ones.
+    if heeded and signal.getsignal(signal.SIGINT) is as_ever:
         signal.signal(signal.SIGINT, _leave)
     return code

@@ -18,7 +18,7 @@ from .. import synthetic
 from ..synthetic import IDS, edited, patched
 
 Cli = Callable[..., Any]
-# Signals itself when one of the two files is replaced and, where asked, once more while that is undone.
+# Signals itself when one of the two files is replaced and, where asked, with all three while that is undone.
 PROGRAM = """
 import os, signal, sys
 from megatron_fixes.cli.main import main
@@ -30,7 +30,8 @@ def once(*arguments):
     os.kill(os.getpid(), number)
 def undo(*arguments):
     if again:
-        os.kill(os.getpid(), signal.SIGTERM)
+        for more in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(os.getpid(), more)
     back(*arguments)
 transaction.put_in_place, transaction._put_back = once, undo
 sys.exit(main(sys.argv[3:]))
@@ -40,6 +41,7 @@ ENDINGS = [
     (signal.SIGINT, "once"),
     (signal.SIGTERM, "once"),
     (signal.SIGHUP, "once"),
+    (signal.SIGINT, "again"),
     (signal.SIGTERM, "again"),
     (signal.SIGHUP, "again"),
 ]
