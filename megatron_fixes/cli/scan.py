@@ -102,7 +102,9 @@ def counts(rows: Sequence[Row]) -> str:
     """How many fixes are what, and how many of the needed ones can be put in."""
     number = Counter(row.finding.verdict for row in rows)
     fitting = sum(row.remedy == "patch" for row in rows) or "none"
-    needed = f"{number['needed']} needed" + (f", of which {fitting} have a patch that fits" if number["needed"] else "")
+    have = "has" if fitting == 1 else "have"
+    needed = f"{number['needed']} needed"
+    needed += f", of which {fitting} {have} a patch that fits" if number["needed"] else ""
     others = [verdict for verdict in get_args(Verdict) if verdict != "needed" and number[verdict]]
     return "; ".join([needed, *(f"{number[verdict]} {verdict.replace('-', ' ')}" for verdict in others)])
 

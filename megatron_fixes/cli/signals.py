@@ -2,9 +2,9 @@
 """Lets SIGTERM and SIGHUP end a command as Ctrl-C does: by an exception, so that what was begun is undone on the way.
 
 By default both kill at once, and a batch system or a dropped connection would leave a tree half patched and the process
-of the proofs running. Only the first of all three raises: a second would cut the undoing short, so from then on they are
-ignored until the process ends. One that whoever started us had ignored (nohup) stays ignored. Not handled: SIGKILL,
-after which the next command mends.
+of the proofs running. Only the first of all three raises: a second would cut the undoing short, so it is ignored until
+the process ends. One that whoever started us had ignored (nohup) stays ignored. Not handled: SIGKILL, after which the
+next command mends.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ def _changed_meanwhile(path: str) -> RefusedError:
     return RefusedError(
         "got other bytes than a moment ago, expected an unchanged file",
         context=path,
-        hint="Repeat the command when nothing else writes to the target.",
+        hint="Another megatron-fixes or an editor may be writing; repeat the command when nothing else writes there.",
     )
 
 

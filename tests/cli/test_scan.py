@@ -81,7 +81,8 @@ def test_a_pipe_gets_one_line_a_fix_their_counts_and_the_next_command(cli: Cli, 
         assert row.endswith(reasons[fix_id]) and CATALOG.matrix.fixes[fix_id].symptom not in row
     verdicts = [verdict for verdict, _ in expected().values()]
     fitting = [remedy for _, remedy in expected().values()].count("patch")
-    said = f"{verdicts.count('needed')} needed, of which {fitting} have a patch that fits"
+    have = "has" if fitting == 1 else "have"
+    said = f"{verdicts.count('needed')} needed, of which {fitting} {have} a patch that fits"
     upstream = verdicts.count("fixed-upstream")
     assert f"{said}; {upstream} fixed upstream" in lines and verdicts.count("needed") + upstream == len(verdicts)
     assert lines[-1] == f"next: megatron-fixes apply {tree}"
