@@ -73,8 +73,8 @@ def test_explain_fits_on_one_screen_and_names_files_that_exist(
     monkeypatch.setenv("COLUMNS", "100")
     done = cli("explain", fix_id.lower())
     lines = done.out.splitlines()
-    # A patch takes a line, and there may be one for each line of Megatron-LM.
-    assert done.code == 0 and len([line for line in lines if "git apply" not in line]) <= 35
+    # A patch takes a line, and there may be one for each line of Megatron-LM. A screen has some 50 lines.
+    assert done.code == 0 and len([line for line in lines if "git apply" not in line]) <= 45
     assert max(len(line) for line in lines if "git apply" not in line) <= 100
     assert FIXES[fix_id].symptom in " ".join(done.out.split())
     assert f"megatron-fixes prove {fix_id} --release " in done.out

@@ -121,7 +121,8 @@ def test_a_narrow_terminal_gets_blocks_and_no_thin_columns(tree: Path, columns: 
     rows = [
         line
         for line in ESCAPE.sub("", text).splitlines()
-        if not line.startswith(("next: ", "only by name: ", "target ", "release "))
+        # Commands are left whole, to be pasted.
+        if not line.startswith(("next: ", "only by name: ", "what each does: ", "target ", "release "))
     ]
     assert max(map(len, rows)) <= columns
     symptom = catalog.load().matrix.fixes["MF0001"].symptom
